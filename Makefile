@@ -20,7 +20,7 @@ help: ## list the targets
 
 env: $(READY) ## create the environment in .venv, if it is missing or out of date
 
-$(READY): pyproject.toml deploy/client/pyproject.toml requirements/torch.lock requirements/cpu.lock requirements/dev.lock requirements/gpu.txt \
+$(READY): pyproject.toml deploy/client/pyproject.toml requirements/torch.lock requirements/cpu.lock requirements/dev.lock requirements/gpu.txt requirements/gpu.lock \
 		requirements/uv.lock scripts/setup_env.sh scripts/uv.sh
 	@test -n "$(PYTHON)" || { echo "No python3.11 found; install Python 3.11."; exit 1; }
 	@PYTHON="$(PYTHON)" scripts/setup_env.sh --device "$(DEVICE)" --venv "$(VENV)"
@@ -182,6 +182,7 @@ sbom: $(AUDIT) ## write what is locked, and what is installed, to out/sbom-*.jso
 	@$(call LOCKED,gateway,gateway)
 	@$(call LOCKED,gateway webrtc,gateway-calls)
 	@$(call LOCKED,torch cpu,stages-cpu)
+	@$(call LOCKED,gpu,stages-gpu)
 	@$(call LOCKED,torch cpu dev,development)
 	@[ ! -x .venv/bin/python ] || $(call DESCRIBE,environment .venv/bin/python,environment-cpu)
 	@[ ! -x .venv-gpu/bin/python ] || $(call DESCRIBE,environment .venv-gpu/bin/python,environment-gpu)
@@ -196,10 +197,11 @@ licences: $(AUDIT) env ## fail if an installed package has a licence that docs/l
 PINS = sed -n 's/^\([a-z0-9-]*==[^ \\]*\).*/\1/p' $(patsubst %,requirements/%,$(1)) | sort -u
 AUDITED = $(PINS) >out/pins.txt; $(AUDIT) -m pip_audit --strict --disable-pip --no-deps --progress-spinner off -r out/pins.txt $(ARGS)
 
-# Two sets, each with one version of a package.  ARGS="-s osv" asks osv.dev instead of PyPI.
+# Three sets, each with one version of a package.  ARGS="-s osv" asks osv.dev instead of PyPI.
 audit: $(AUDIT) ## ask what is known against the locked packages; needs the internet itself, not a mirror
 	@mkdir -p out
-	@$(call AUDITED,torch.lock cpu.lock dev.lock gpu.txt quality.lock cluster.lock)
+	@$(call AUDITED,torch.lock cpu.lock dev.lock quality.lock cluster.lock)
+	@$(call AUDITED,gpu.lock)
 	@$(call AUDITED,audit.lock)
 
 # Browsers load them from the gateway, never from elsewhere.  For another version, renew the digests too.

@@ -4,7 +4,8 @@
 #   scripts/lock.sh [NAME...]
 #
 # NAME: cpu, dev, cluster, quality, audit: hashes of the versions that are pinned there by hand; gateway (and webrtc
-# with it): what these need in the versions of cpu and dev; clients/PROGRAM: the newest versions of PROGRAM.in and what
+# with it): what these need in the versions of cpu and dev; gpu: what gpu.txt needs, in those of cpu but for what vLLM's
+# CUDA build wants older; clients/PROGRAM: the newest versions of PROGRAM.in and what
 # it needs, without what PROGRAM.without or without.txt leave out.  All but the clients without a NAME.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
@@ -29,13 +30,17 @@ gateway() {
         <<<"omnirelay @ file://$PWD/deploy/client"
 }
 
-for name in "${@:-cpu dev cluster quality audit gateway}"; do
+for name in "${@:-cpu dev cluster quality audit gateway gpu}"; do
     for each in $name; do
         case $each in
             gateway)
                 gateway | write gateway
                 mapfile -t there < <(cd requirements && pins gateway | sed 's/==.*//; s/^/--no-emit-package=/')
                 gateway --extra webrtc "${there[@]}" | write webrtc
+                ;;
+            gpu)
+                compile --python-platform x86_64-manylinux_2_34 requirements/gpu.txt \
+                    --constraint <(cd requirements && pins cpu | grep -v '^apache-tvm-ffi==') | write gpu
                 ;;
             clients/*)
                 without=(--overrides requirements/clients/without.txt)

@@ -27,6 +27,7 @@ from services.token2wav.family import Budget
 from services.token2wav.synthesis import SynthesisChunk
 from shared.config import Precision, SynthesisConfig
 from shared.vllm.precision import set_float32_precision
+from shared.vllm.recorded import CudaGraphs
 
 CODES: Final = 50
 """A second of speech."""
@@ -87,7 +88,10 @@ def _synthesis(config: Any, model: Path, device: torch.device) -> tuple[Table, l
     )
     # NaN is no more than anything.
     passed = exact <= WAVEFORM_LIMIT
-    return table, [] if passed else [f"DiT and vocoder differ from transformers' by {exact}"]
+    problems = [] if passed else [f"DiT and vocoder differ from transformers' by {exact}"]
+    if device.type == "cuda" and not synthesizer.records:
+        problems.append("no CUDA graph of a step of the DiT could be made")
+    return table, problems
 
 
 def synthesizer_of(
@@ -105,7 +109,10 @@ def synthesizer_of(
     defaults = SynthesisConfig()
     budget = Budget(defaults.max_batch_frames, defaults.max_vocoder_frames)
     work = SolverWork(geometry_of(config.dit_config, config.bigvgan_config), budget)
-    return SolverSynthesizer(dit, vocoder, Conditioner(dit, load_speakers(model)), work)
+    # As the stage does: docs/gpu.md.
+    record = CudaGraphs() if device.type == "cuda" else None
+    conditioner = Conditioner(dit, load_speakers(model))
+    return SolverSynthesizer(dit, vocoder, conditioner, work, record is not None, record)
 
 
 def synthesize(synthesizer: SolverSynthesizer, chunk: SynthesisChunk) -> torch.Tensor:

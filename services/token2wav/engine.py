@@ -20,6 +20,7 @@ from services.token2wav.scheduler import (
     MAX_BATCH_FRAMES_KEY,
     MAX_VOCODER_FRAMES_KEY,
     PLAYBACK_MARGIN_KEY,
+    RECORDS_KEY,
     SynthesisScheduler,
 )
 from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, SynthesisChunk, unpack_waveform
@@ -45,6 +46,7 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
     max_vocoder_frames: int = 512,
     playback_margin_s: float = 0.0,
     gpu_memory_utilization: float | None = 0.3,
+    enforce_eager: bool = False,
     precision: Precision = "exact",
     log_stats: bool = False,
 ) -> "SynthesisEngine":
@@ -56,6 +58,7 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
         max_vocoder_frames: mel frames that may become audio in a step.
         playback_margin_s: chunks due later than that wait while others are not; 0 lets none wait.
         gpu_memory_utilization: share of the device's memory; None for that of a stage alone on its device.
+        enforce_eager: record no CUDA graphs; where there is no CUDA, none are.
         precision: of float32 on a GPU; a CPU is always exact.
         log_stats: keep vLLM's own metrics.
 
@@ -93,6 +96,7 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
             MAX_BATCH_FRAMES_KEY: max_batch_frames,
             MAX_VOCODER_FRAMES_KEY: max_vocoder_frames,
             PLAYBACK_MARGIN_KEY: playback_margin_s,
+            RECORDS_KEY: current_platform.is_cuda() and not enforce_eager,
         },
     )
     if not current_platform.is_cpu():

@@ -22,6 +22,7 @@ from shared.vllm.scheduling import StageScheduler
 MAX_BATCH_FRAMES_KEY = "max_batch_frames"
 MAX_VOCODER_FRAMES_KEY = "max_vocoder_frames"
 PLAYBACK_MARGIN_KEY = "playback_margin_s"
+RECORDS_KEY = "records"
 
 
 class SynthesisScheduler(StageScheduler):
@@ -161,6 +162,11 @@ def _chunk_of(request: Request) -> SynthesisChunk:
     if not isinstance(chunk, SynthesisChunk):
         raise InvalidRequestError(f"pooling_params.extra_kwargs[{CHUNK_KEY!r}] holds no SynthesisChunk")
     return chunk
+
+
+def records(additional: object) -> bool:
+    """Whether what is computed again and again is to be recorded, by ``additional_config``."""
+    return isinstance(additional, dict) and additional.get(RECORDS_KEY) is True
 
 
 def budget_of(additional: object) -> Budget:

@@ -96,6 +96,7 @@ class Token2WavService:
             max_vocoder_frames=config.synthesis.max_vocoder_frames,
             playback_margin_s=config.playback_margin_s,
             gpu_memory_utilization=config.engine.gpu_memory_utilization,
+            enforce_eager=config.engine.enforce_eager,
             precision=config.synthesis.precision,
             log_stats=config.http is not None,
         )

@@ -20,6 +20,7 @@ class SynthesisEngineConfig(Section):
 
     max_num_seqs: Annotated[int, Field(gt=0)] | None = None
     gpu_memory_utilization: Annotated[float, Field(gt=0, le=1)] | None = None
+    enforce_eager: bool = False
 
 
 class EngineConfig(SynthesisEngineConfig):
@@ -32,7 +33,6 @@ class EngineConfig(SynthesisEngineConfig):
     max_model_len: Annotated[int, Field(gt=0)] | None = None
     max_num_batched_tokens: Annotated[int, Field(gt=0)] = 2048
     kv_cache_memory_bytes: Bytes | None = None
-    enforce_eager: bool = False
     tensor_parallel_size: Annotated[int, Field(gt=0)] = 1
     block_size: Annotated[int, Field(gt=0)] | None = None
 
@@ -73,7 +73,7 @@ class SynthesisConfig(Section):
     sway_coefficient: float | None = -1.0
     max_batch_frames: Annotated[int, Field(gt=0)] = 4096
     max_vocoder_frames: Annotated[int, Field(gt=0)] = 512
-    precision: Precision = "exact"
+    precision: Precision = "fast"
 
 
 class ThinkerConfig(StageConfig):

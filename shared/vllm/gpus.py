@@ -8,7 +8,9 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
 from vllm.platforms import current_platform
+from vllm.third_party import pynvml
 
 from shared.devices import Gpu
 from shared.vllm.platform import require_platform
@@ -31,9 +33,22 @@ def visible_gpus() -> list[Gpu]:
 
 
 def _read(index: int) -> Gpu:
-    total = current_platform.get_device_total_memory(index)
+    # NVML, which vLLM asks, knows of a slice only the size of the whole card.
+    total = _slice_bytes(index) or current_platform.get_device_total_memory(index)
     name = current_platform.get_device_name(index)
     return Gpu(name=name, free_bytes=total, total_bytes=total, uuid=_uuid(index))
+
+
+def _slice_bytes(index: int) -> int | None:
+    """The memory of a MIG slice, by CUDA; None of a whole device, on which nothing is asked of CUDA."""
+    try:
+        pynvml.nvmlInit()
+        physical = current_platform.device_id_to_physical_device_id(index)
+        enabled, _ = pynvml.nvmlDeviceGetMigMode(pynvml.nvmlDeviceGetHandleByIndex(physical))
+    except pynvml.NVMLError:
+        # Most cards cannot be sliced, and devices of other makers have no NVML.
+        return None
+    return torch.cuda.get_device_properties(index).total_memory if enabled else None
 
 
 def _uuid(index: int) -> str:

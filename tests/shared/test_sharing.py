@@ -4,12 +4,15 @@ import threading
 from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 import yaml
 from hypothesis import given
 from hypothesis import strategies as st
+from vllm.third_party import pynvml
 
 from omnirelay.errors import ConfigError
 from services.families.family import Paged
@@ -146,6 +149,32 @@ def test_shares_never_exceed_the_gpu_and_hold_the_longest_request(total: int, fo
         if need.position:
             assert share.kv_bytes is not None
             assert need.longest * need.position <= share.kv_bytes <= need.most * need.position
+
+
+@pytest.mark.parametrize(("mode", "total"), [(1, 20), (0, 80), (None, 80)], ids=["sliced", "whole", "unable"])
+def test_a_slice_is_divided_and_not_its_card(monkeypatch: pytest.MonkeyPatch, mode: int | None, total: int):
+    def mig_mode(handle: int) -> tuple[int, int]:
+        assert handle == 3
+        if mode is None:
+            raise pynvml.NVMLError(pynvml.NVML_ERROR_NOT_SUPPORTED)
+        return mode, mode
+
+    platform = SimpleNamespace(
+        is_cpu=lambda: False,
+        device_count=lambda: 1,
+        device_id_to_physical_device_id=lambda _: 3,
+        get_device_total_memory=lambda _: 80 * GIB,
+        get_device_name=lambda _: "Stand-in",
+        get_device_uuid=lambda _: "GPU-a",
+    )
+    monkeypatch.setattr(gpus_module, "current_platform", platform)
+    monkeypatch.setattr(gpus_module, "require_platform", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlInit", lambda: None)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetHandleByIndex", lambda index: index)
+    monkeypatch.setattr(pynvml, "nvmlDeviceGetMigMode", mig_mode)
+    slices = SimpleNamespace(total_memory=20 * GIB)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: slices)
+    assert [each.total_bytes for each in gpus_module.visible_gpus()] == [total * GIB]
 
 
 def test_caches_have_as_many_positions_each():

@@ -108,13 +108,13 @@ def test_solver_equals_the_reference_for_each_request_at_its_own_times():
     values = torch.randn(3, 5, generator=torch.Generator().manual_seed(0))
     times = torch.stack([time_points(10, sway) for sway in sways])
     evaluated = torch.stack([evaluation_times(points) for points in times])
-    batched, rows = values, torch.arange(3)
+    batched = values
     for step in range(9):
 
         def derivative(value, evaluation, first=step * EVALUATIONS_PER_STEP):
             return velocity(evaluated[:, first + evaluation, None], value)
 
-        batched = advance(derivative, batched, times[:, step + 1] - times[:, step], rows)
+        batched = advance(derivative, batched, (times[:, step + 1] - times[:, step])[:, None])
     for index, _ in enumerate(sways):
         alone = RungeKutta4ODESolver(velocity, values[index]).integrate(times[index])[-1]
         assert torch.equal(batched[index], alone)

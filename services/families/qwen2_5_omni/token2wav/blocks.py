@@ -7,14 +7,16 @@ last block of a sequence is padded, cost is linear in length, and no mask over a
 
 import itertools
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Final, NamedTuple
 
 import torch
 from torch.nn import functional
 
 from omnirelay.errors import ConfigError
 from shared.vllm.transfer import all_to_device
+
+MOST_FILLED: Final = 64
+"""Source rows up to which :func:`build_layout` fills batches: what is larger keeps a GPU busy anyway."""
 
 
 def to_blocks(frames: torch.Tensor, block_size: int) -> torch.Tensor:
@@ -24,8 +26,7 @@ def to_blocks(frames: torch.Tensor, block_size: int) -> torch.Tensor:
     return padded.view(blocks, block_size, frames.shape[1])
 
 
-@dataclass
-class BlockLayout:
+class BlockLayout(NamedTuple):
     """Which block is whose, and who its neighbours are.
 
     A *source* row is a block of a request; guidance needs two sequences of some requests, so a *row*
@@ -38,26 +39,15 @@ class BlockLayout:
     guided: torch.Tensor  # Source rows that have an unconditioned row, in the order of those, int64 [guided]
     previous: torch.Tensor  # Row of the block before in the same sequence, int64 [rows]; itself without one
     following: torch.Tensor  # Row of the block after; itself without one
-    has_previous: torch.Tensor  # bool [rows]
-    has_following: torch.Tensor  # bool [rows]
-    first_rows: Sequence[torch.Tensor]  # First of each request's branches, int64 [branches] each, on the CPU
-    continued: torch.Tensor  # Those of them with a block before that is not in the batch, int64 [continued]
-    valid: torch.Tensor  # Whether each frame is one, and not padding; bool [rows, block_size]
-    padded: bool  # Whether any frame is padding
-    _masks: dict[tuple[bool, bool], torch.Tensor | None] = field(default_factory=dict)
-
-    @property
-    def source_rows(self) -> int:
-        """Number of source rows."""
-        return self.source.shape[0] - self.guided.shape[0]
-
-    @property
-    def source_request(self) -> torch.Tensor:
-        """Request of each source row, int64 [source rows]."""
-        return self.request[: self.source_rows]
+    continued: torch.Tensor  # Rows with a block before that is not in the batch, int64 [continued]
+    leaving: torch.Tensor  # Rows whose keys and values later chunks take over, int64 [leaving]
+    mask: (
+        torch.Tensor
+    )  # Which keys exist in the block before, its own, the one after; bool [rows, 1, 1, keys]
+    own_mask: torch.Tensor | None  # The same of its own alone; None where all exist
 
     def with_neighbours(
-        self, states: torch.Tensor, backward: bool, ahead: bool, past: torch.Tensor | None = None
+        self, states: torch.Tensor, backward: bool, ahead: bool, past: torch.Tensor
     ) -> torch.Tensor:
         """Put wanted neighbours beside each block: ``[rows, heads, block_size * (1 to 3), head_dim]``.
 
@@ -69,32 +59,17 @@ class BlockLayout:
         """
         parts = [states]
         if backward:
-            before = states[self.previous]
-            if past is not None:
-                before[self.continued] = past
-            parts.insert(0, before)
+            parts.insert(0, states[self.previous].index_copy_(0, self.continued, past))
         if ahead:
             parts.append(states[self.following])
         return torch.cat(parts, dim=2) if len(parts) > 1 else states
 
     def key_mask(self, backward: bool, ahead: bool) -> torch.Tensor | None:
         """Which of the keys of :meth:`with_neighbours` exist, bool [rows, 1, 1, keys]; None for all."""
-        reach = (backward, ahead)
-        if reach not in self._masks:
-            self._masks[reach] = self._build_mask(backward, ahead)
-        return self._masks[reach]
-
-    def _build_mask(self, backward: bool, ahead: bool) -> torch.Tensor | None:
-        if not (self.padded or backward or ahead):
-            return None
-        parts = [self.valid]
-        if backward:
-            before = self.valid[self.previous] & self.has_previous[:, None]
-            before[self.continued] = True
-            parts.insert(0, before)
-        if ahead:
-            parts.append(self.valid[self.following] & self.has_following[:, None])
-        return torch.cat(parts, dim=1)[:, None, None, :]
+        if not (backward or ahead):
+            return self.own_mask
+        block = self.mask.shape[-1] // 3
+        return self.mask[..., 0 if backward else block : 3 * block if ahead else 2 * block]
 
 
 def build_layout(
@@ -103,6 +78,8 @@ def build_layout(
     block_size: int,
     device: torch.device,
     continued: Sequence[bool] = (),
+    left: Sequence[int | None] = (),
+    filled: bool = False,
 ) -> BlockLayout:
     """Lay out the sequences of a batch; raises ConfigError if one has no frames, or there is none.
 
@@ -112,10 +89,18 @@ def build_layout(
         block_size: frames in a block.
         device: where the tensors of the layout go.
         continued: whether a block that is not in the batch stands before each request's first one.
+        left: number of the block of each request that later chunks take over from; None for none.
+        filled: whether a further request fills the rows up to one of few sizes; ``continued`` and ``leaving``
+            are then filled up by a row of it.
     """
     if not frames or min(frames) < 1:
         raise ConfigError(f"a batch needs requests with at least one frame each, got {list(frames)}")
-    blocks = torch.tensor([-(-length // block_size) for length in frames])
+    counts = [-(-length // block_size) for length in frames]
+    dummy = sum(counts)
+    if filled:
+        counts.append(filled_size(dummy) - dummy)
+        frames, guided = [*frames, counts[-1] * block_size], [*guided, all(guided)]
+    blocks = torch.tensor(counts)
     requests = torch.arange(len(frames))
     first_source = torch.cumsum(blocks, 0) - blocks
     branches = torch.cat([requests, requests[torch.tensor(guided, dtype=torch.bool)]])
@@ -128,18 +113,28 @@ def build_layout(
     within = rows - starts
     source = first_source[request] + within
     has_following = within + 1 < blocks[request]
-    remaining = torch.tensor(frames)[request] - within * block_size
-    valid = torch.arange(block_size)[None, :] < remaining[:, None]
-    tensors = {
-        "source": source,
-        "request": request,
-        "guided": source[int(blocks.sum()) :],
-        "previous": torch.where(within > 0, rows - 1, rows),
-        "following": torch.where(has_following, rows + 1, rows),
-        "has_previous": within > 0,
-        "has_following": has_following,
-        "continued": torch.cat([rows[:0], *itertools.compress(first_rows, continued)]),
-        "valid": valid,
-    }
-    there: dict[str, Any] = dict(zip(tensors, all_to_device(list(tensors.values()), device), strict=True))
-    return BlockLayout(**there, first_rows=first_rows, padded=not bool(valid.all()))
+    previous = torch.where(within > 0, rows - 1, rows)
+    following = torch.where(has_following, rows + 1, rows)
+    valid = torch.arange(block_size)[None, :] < (torch.tensor(frames)[request] - within * block_size)[:, None]
+    taking = torch.cat([rows[:0], *itertools.compress(first_rows, continued)])
+    leaving = torch.cat(
+        [rows[:0], *(first + at for first, at in zip(first_rows, left, strict=False) if at is not None)]
+    )
+    before = valid[previous] & (within > 0)[:, None]
+    before[taking] = True
+    mask = torch.cat([before, valid, valid[following] & has_following[:, None]], dim=1)[:, None, None, :]
+    if filled:
+        size = filled_size(max(taking.numel(), leaving.numel()))
+        taking, leaving = (
+            functional.pad(each, (0, size - each.numel()), value=dummy) for each in (taking, leaving)
+        )
+    whole = bool(valid.all()) and not filled
+    tensors = [source, request, source[int(blocks.sum()) :], previous, following, taking, leaving, mask]
+    there: list[Any] = all_to_device(tensors if whole else [*tensors, valid[:, None, None, :]], device)
+    return BlockLayout(*there, *([None] if whole else []))
+
+
+def filled_size(count: int) -> int:
+    """The next larger of 4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80, ...: at most a quarter more."""
+    step = max(4, 1 << max(0, count.bit_length() - 3))
+    return (count // step + 1) * step

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP
 from services.token2wav.synthesis import StreamState
 
 
@@ -41,31 +42,41 @@ def past_of(stream: StreamState) -> StreamPast:
 
 @dataclass(frozen=True, eq=False)
 class CarriedChunk:
-    """Where in a batch one chunk takes over and leaves keys and values."""
+    """How one chunk of a batch takes over and leaves keys and values."""
 
     past: torch.Tensor  # The ``attention`` of :class:`StreamPast`
     request: int  # The chunk's number in the batch
     continues: bool  # Whether ``past`` holds what the chunk before left
-    last_rows: torch.Tensor | None  # Of the target's last block, int64 [branches]; None if no chunk follows
+    leaves: bool  # Whether a chunk follows
+
+    def at(self, evaluations: Sequence[int]) -> torch.Tensor:
+        """What is held for the evaluations of a step, of which each request's first is given."""
+        first = evaluations[self.request]
+        return self.past[first : first + EVALUATIONS_PER_STEP]
 
 
 @dataclass(frozen=True, eq=False)
 class Carry:
-    """Keys and values that the chunks of a batch take over and leave; in the order of the batch."""
+    """Keys and values that the chunks of a batch take over and leave; in the order of the batch.
+
+    ``filler`` is of the same shape: of so many further rows as the batch takes over, or of none.
+    """
 
     chunks: Sequence[CarriedChunk]
+    filler: torch.Tensor
 
-    def take(self, layer: int, evaluations: Sequence[int]) -> Sequence[torch.Tensor | None]:
-        """Look up the blocks before those chunks that continue, in a layer among those that look back.
+    def take(self, evaluations: Sequence[int]) -> torch.Tensor:
+        """What those chunks that continue take over in a step of the solver.
 
-        Returns keys and values, float32 [branches of these, heads, block_size, head_dim] each, or None.
+        Returns float32 [evaluations, layers that look back, 2, continued rows, heads, block_size, head_dim].
         """
-        taken = [chunk.past[evaluations[chunk.request], layer] for chunk in self.chunks if chunk.continues]
-        return torch.cat(taken, dim=1).unbind() if taken else (None, None)
+        return torch.cat(
+            [chunk.at(evaluations) for chunk in self.chunks if chunk.continues] + [self.filler], dim=3
+        )
 
-    def leave(self, layer: int, evaluations: Sequence[int], key: torch.Tensor, value: torch.Tensor) -> None:
-        """Keep keys and values [rows, heads, block_size, head_dim] in the place of those looked up."""
-        for chunk in self.chunks:
-            if chunk.last_rows is not None:
-                place = chunk.past[evaluations[chunk.request], layer]
-                place[0], place[1] = key[chunk.last_rows], value[chunk.last_rows]
+    def leave(self, evaluations: Sequence[int], left: torch.Tensor) -> None:
+        """Keep what a step leaves, so shaped with the rows left, where what it took over was."""
+        row = 0
+        for place in (chunk.at(evaluations) for chunk in self.chunks if chunk.leaves):
+            place.copy_(left[:, :, :, row : row + place.shape[3]])
+            row += place.shape[3]

@@ -4,6 +4,7 @@ Reference: ``DiTInputEmbedding`` and ``DiTCodecEmbedding`` of transformers, whic
 for each of the 36 evaluations of an utterance.
 """
 
+import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -12,7 +13,7 @@ import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniDiTConfig
 
 from omnirelay.errors import CheckpointError, UnknownSpeakerError
-from services.families.qwen2_5_omni.token2wav.blocks import BlockLayout, build_layout, to_blocks
+from services.families.qwen2_5_omni.token2wav.blocks import MOST_FILLED, build_layout, filled_size, to_blocks
 from services.families.qwen2_5_omni.token2wav.carry import CarriedChunk, Carry, StreamPast, past_of
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, DiTBatch, layers_looking_back
 from services.families.qwen2_5_omni.token2wav.noise import initial_noise
@@ -20,7 +21,7 @@ from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP, e
 from services.families.qwen2_5_omni.token2wav.synthesis import steps_of
 from services.families.qwen2_5_omni.voices import Speaker
 from services.token2wav.synthesis import SynthesisChunk
-from shared.vllm.transfer import all_to_device, to_device
+from shared.vllm.transfer import to_device
 
 _NO_GUIDANCE_BELOW = 1e-5
 
@@ -37,7 +38,7 @@ class Voice:
 class Schedule:
     """What depends on nothing but where the solver stops: all chunks that stop there share it."""
 
-    lengths: torch.Tensor  # Of the steps, float32 [steps]
+    length: torch.Tensor  # Of the step that each evaluation belongs to, float32 [steps * 4]
     modulation: torch.Tensor  # Of the transformer at each evaluation, float32 [steps * 4, values]
 
 
@@ -114,7 +115,9 @@ class Conditioner:
         past = past_of(chunk.stream)
         continues = past.attention is not None
         if not (continues or chunk.is_last):
-            past.attention = self._room_for_past(chunk)
+            past.attention = self._room_for_past(
+                steps_of(chunk) * EVALUATIONS_PER_STEP, 1 + _is_guided(chunk)
+            )
         return SolverState(
             chunk=chunk,
             past=past,
@@ -132,7 +135,8 @@ class Conditioner:
         if key not in self._schedules:
             points = time_points(count, sway_coefficient)
             times = evaluation_times(points).to(self._device)
-            self._schedules[key] = Schedule(points.diff().to(self._device), self._dit.modulation(times))
+            lengths = points.diff().repeat_interleave(EVALUATIONS_PER_STEP).to(self._device)
+            self._schedules[key] = Schedule(lengths, self._dit.modulation(times))
         return self._schedules[key]
 
     def _rotary(self, start: int, frames: int) -> torch.Tensor:
@@ -142,68 +146,123 @@ class Conditioner:
         half = cos.shape[-1] // 2
         return torch.complex(cos[:, :half], sin[:, :half])
 
-    def _room_for_past(self, chunk: SynthesisChunk) -> torch.Tensor:
+    def _room_for_past(self, evaluations: int, rows: int) -> torch.Tensor:
         config = self._dit.config
-        return torch.empty(
-            steps_of(chunk) * EVALUATIONS_PER_STEP,
+        return torch.zeros(
+            evaluations,
             len(layers_looking_back(config)),
             2,
-            1 + _is_guided(chunk),
+            rows,
             config.num_attention_heads,
             config.block_size,
             config.head_dim,
             device=self._device,
         )
 
-    def batch(self, states: Sequence[SolverState]) -> DiTBatch:
-        """Put prepared requests into one batch, in their order."""
-        guided = [state for state in states if state.unconditioned is not None]
+    def batch(self, states: Sequence[SolverState], fill: bool = False) -> "SolverBatch":
+        """Put prepared requests into one batch, in order; ``fill`` it up to one of few sizes if it pays."""
+        further = [
+            state.unconditioned.expand_as(state.conditioned)
+            for state in states
+            if state.unconditioned is not None
+        ]
+        sizes = [state.mel.shape[0] for state in states]
+        fill = fill and sum(sizes) < MOST_FILLED and len(further) in (0, len(states))
+        filler = filled_size(sum(sizes)) - sum(sizes) if fill else 0
         layout = build_layout(
             [state.frames for state in states],
             [state.unconditioned is not None for state in states],
             self._dit.config.block_size,
             self._device,
             [state.continues for state in states],
+            [self._left_block(state) for state in states],
+            fill,
         )
-        constants = [state.conditioned for state in states]
-        constants += [
-            state.unconditioned.expand_as(state.conditioned)
-            for state in guided
-            if state.unconditioned is not None
+        carried = [
+            CarriedChunk(state.past.attention, request, state.continues, not state.chunk.is_last)
+            for request, state in enumerate(states)
+            if state.past.attention is not None
         ]
-        scales = [scale for state in guided for scale in [state.chunk.guidance_scale] * state.mel.shape[0]]
-        return DiTBatch(
-            layout=layout,
-            modulations=[state.schedule.modulation for state in states],
-            carry=_carry(states, layout, self._dit.config.block_size),
-            constant=torch.cat(constants),
-            rotation=torch.cat([state.rotation for state in states])[layout.source],
-            guidance=to_device(torch.tensor(scales, dtype=torch.float32), self._device).view(-1, 1, 1),
+        taken = sum(each.past.shape[3] for each in carried if each.continues)
+        schedule, starts = _joined([state.schedule for state in states])
+        scales = [
+            state.chunk.guidance_scale if state.unconditioned is not None else 0.0
+            for state, size in zip(states, sizes, strict=True)
+            for _ in range(size)
+        ]
+        scale = to_device(torch.tensor([*scales, *[0.0] * filler], dtype=torch.float32), self._device)
+        return SolverBatch(
+            DiTBatch(
+                layout=layout,
+                constant=torch.cat(
+                    [*_filled([state.conditioned for state in states], filler), *_filled(further, filler)]
+                ),
+                rotation=torch.cat(_filled([state.rotation for state in states], filler))[layout.source],
+                guidance=scale[layout.guided].view(-1, 1, 1),
+                modulation=schedule.modulation,
+                length=schedule.length,
+            ),
+            Carry(carried, self._room_for_past(EVALUATIONS_PER_STEP, layout.continued.shape[0] - taken)),
+            [*sizes, filler],
+            starts,
+            fill,
+        )
+
+    def _left_block(self, state: SolverState) -> int | None:
+        """The block of a window that the next chunk takes over; None if none follows or nothing is kept."""
+        if state.chunk.is_last or state.past.attention is None:
+            return None
+        return state.chunk.target_frames // self._dit.config.block_size - 1
+
+
+def _filled(parts: list[torch.Tensor], filler: int) -> list[torch.Tensor]:
+    """These rows of some requests, and zeros in so many further rows."""
+    return [*parts, parts[0].new_zeros(filler, *parts[0].shape[1:])] if parts and filler else parts
+
+
+def _joined(schedules: Sequence[Schedule]) -> tuple[Schedule, list[int]]:
+    """One schedule behind the other, each once, and where that of each request begins.
+
+    A single one stays itself: a recorded step need not copy tensors that are the same in all batches.
+    """
+    different = list({id(each): each for each in schedules}.values())
+    ends = itertools.accumulate(each.length.shape[0] for each in different)
+    starts = {id(each): end - each.length.shape[0] for each, end in zip(different, ends, strict=True)}
+    whole = different[0]
+    if len(different) > 1:
+        lengths, modulations = zip(*((each.length, each.modulation) for each in different), strict=True)
+        whole = Schedule(torch.cat(lengths), torch.cat(modulations))
+    return whole, [starts[id(each)] for each in schedules]
+
+
+@dataclass
+class SolverBatch:
+    """A batch of requests: what the transformer computes with, and what the host knows of it."""
+
+    tensors: DiTBatch
+    carry: Carry
+    sizes: list[int]  # Source rows of each request, and those that fill
+    starts: Sequence[int]  # Of each request's evaluations among those of the batch
+    filled: bool  # Whether its tensors have one of few sizes
+
+    def evaluations(self, steps: Sequence[int]) -> torch.Tensor:
+        """The first evaluation of a step of each request: of each row, or where all have the same, of all."""
+        firsts = [start + first for start, first in zip(self.starts, steps, strict=True)]
+        request = self.tensors.layout.request
+        if not self.filled and len(set(firsts)) == 1:
+            return to_device(torch.tensor(firsts[:1]), request.device)
+        return to_device(torch.tensor([*firsts, 0]), request.device)[request]
+
+    def mel(self, states: Sequence[SolverState]) -> torch.Tensor:
+        """The noisy mel of all, float32 [source rows, block_size, mel_dim]."""
+        first = states[0].mel
+        return torch.cat(
+            [state.mel for state in states] + [first.new_zeros(self.sizes[-1], *first.shape[1:])]
         )
 
 
 def _is_guided(chunk: SynthesisChunk) -> bool:
     return chunk.guidance_scale >= _NO_GUIDANCE_BELOW
-
-
-def _carry(states: Sequence[SolverState], layout: BlockLayout, block_size: int) -> Carry:
-    # Rows of the last blocks of the targets that another chunk follows.
-    last_rows = {
-        request: first_rows + state.chunk.target_frames // block_size - 1
-        for request, (state, first_rows) in enumerate(zip(states, layout.first_rows, strict=True))
-        if state.past.attention is not None and not state.chunk.is_last
-    }
-    if last_rows:
-        last_rows = dict(
-            zip(last_rows, all_to_device(list(last_rows.values()), layout.source.device), strict=True)
-        )
-    return Carry(
-        [
-            CarriedChunk(state.past.attention, request, state.continues, last_rows.get(request))
-            for request, state in enumerate(states)
-            if state.past.attention is not None
-        ]
-    )
 
 
 def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:

@@ -9,8 +9,7 @@ once (see ``conditioning``).
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import TypeAlias
+from typing import NamedTuple, TypeAlias
 
 import torch
 from torch import nn
@@ -24,7 +23,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
 )
 
 from services.families.qwen2_5_omni.token2wav.blocks import BlockLayout
-from services.families.qwen2_5_omni.token2wav.carry import Carry
+from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP, advance
 
 Projection: TypeAlias = Callable[[int, int], nn.Module]
 """Makes a linear layer of so many inputs and outputs; PyTorch's own is one."""
@@ -36,28 +35,15 @@ _OUTPUT_VECTORS = 2
 """Scale and shift before the output."""
 
 
-@dataclass
-class DiTBatch:
+class DiTBatch(NamedTuple):
     """What a batch of sequences keeps over all evaluations of the network."""
 
     layout: BlockLayout
-    modulations: Sequence[torch.Tensor]  # Of each request, by evaluation
     constant: torch.Tensor  # Of the projected input, float32 [rows, block_size, hidden]
     rotation: torch.Tensor  # Rotary table, complex64 [rows, block_size, head_dim / 2]
     guidance: torch.Tensor  # Scale of each guided source row, float32 [guided, 1, 1]
-    carry: Carry  # What chunks take over from those before them and leave to those after
-
-    def modulation(self, evaluations: Sequence[int]) -> torch.Tensor:
-        """What modulates the layers, float32 [requests, values], or [1, values] where all have the same."""
-        found = [table[number] for table, number in zip(self.modulations, evaluations, strict=True)]
-        same = all(table is self.modulations[0] for table in self.modulations) and len(set(evaluations)) == 1
-        return torch.stack(found[:1] if same else found)
-
-    def of_rows(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, ...]:
-        """Each row's part of [requests or 1, count * hidden]: ``count`` tensors [rows or 1, 1, hidden]."""
-        if values.shape[0] > 1:
-            values = values[self.layout.request]
-        return values.unsqueeze(1).chunk(count, dim=-1)
+    modulation: torch.Tensor  # Of all layers at each evaluation, float32 [evaluations, values]
+    length: torch.Tensor  # Of the solver's step that an evaluation belongs to, float32 [evaluations]
 
 
 class InputEmbedding(nn.Module):
@@ -110,16 +96,17 @@ class BlockAttention(nn.Module):
         self.to_v = projection(config.hidden_size, inner)
         self.to_out = nn.ModuleList([projection(inner, config.hidden_size)])
 
-    def forward(self, states: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
-        """[rows, block_size, hidden] -> the same."""
+    def forward(
+        self, states: torch.Tensor, batch: DiTBatch, past: torch.Tensor, left: list[torch.Tensor]
+    ) -> torch.Tensor:
+        """[rows, block_size, hidden] -> the same; see :meth:`DiffusionTransformer.forward`."""
         query = _rotate_first_head(self._split(self.to_q(states)), batch)
         key = _rotate_first_head(self._split(self.to_k(states)), batch)
         value = self._split(self.to_v(states))
-        past_key, past_value = None, None
-        if self._past_index is not None:
-            past_key, past_value = batch.carry.take(self._past_index, evaluations)
-            batch.carry.leave(self._past_index, evaluations, key, value)
         reach = (self._past_index is not None, self._ahead)
+        past_key, past_value = past[self._past_index or 0].unbind() if reach[0] else (past, past)
+        if reach[0]:
+            left.append(torch.stack([key[batch.layout.leaving], value[batch.layout.leaving]]))
         attended = functional.scaled_dot_product_attention(
             query,
             batch.layout.with_neighbours(key, *reach, past_key),
@@ -217,12 +204,13 @@ class DiTLayer(nn.Module):
         states: torch.Tensor,
         modulation: torch.Tensor,
         batch: DiTBatch,
-        evaluations: Sequence[int],
+        past: torch.Tensor,
+        left: list[torch.Tensor],
     ) -> torch.Tensor:
-        """[rows, block_size, hidden] -> the same; ``modulation`` is [requests or 1, 6 * hidden]."""
-        parts = batch.of_rows(modulation, _LAYER_VECTORS)
+        """[rows, block_size, hidden] -> the same; ``modulation`` is [rows or 1, 1, 6 * hidden]."""
+        parts = modulation.chunk(_LAYER_VECTORS, dim=-1)
         attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = parts
-        attended = self.attn(_modulate(states, attn_scale, attn_shift), batch, evaluations)
+        attended = self.attn(_modulate(states, attn_scale, attn_shift), batch, past, left)
         states = torch.addcmul(states, attn_gate, attended)
         return torch.addcmul(states, ff_gate, self.ff(_modulate(states, ff_scale, ff_shift)))
 
@@ -249,25 +237,58 @@ class DiffusionTransformer(nn.Module):
         # In the order of the layers; the output's comes last.
         return torch.cat([each(time) for each in self.modules() if isinstance(each, Modulation)], dim=-1)
 
-    def forward(self, mel: torch.Tensor, batch: DiTBatch, evaluations: Sequence[int]) -> torch.Tensor:
+    def step(
+        self, mel: torch.Tensor, evaluations: torch.Tensor, past: torch.Tensor, batch: DiTBatch
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """A step of the solver: a function of tensors, in which nothing depends on what they hold.
+
+        Args:
+            mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
+            evaluations: the step's first one of each row, or of all, int64 [rows or 1].
+            past: what the chunks take over (:meth:`Carry.take`).
+            batch: of these requests.
+
+        Returns the mel frames after it, and what the chunks leave (:meth:`Carry.leave`).
+        """
+        left: list[torch.Tensor] = []
+
+        def velocity(value: torch.Tensor, number: int) -> torch.Tensor:
+            modulation = batch.modulation[evaluations + number].unsqueeze(1)
+            output: torch.Tensor = self(value, modulation, past[number], batch, left)
+            return output
+
+        length = batch.length[evaluations[: mel.shape[0]]].view(-1, 1, 1)
+        advanced = advance(velocity, mel, length)
+        if not left:
+            return advanced, past
+        return advanced, torch.stack(left).unflatten(0, (EVALUATIONS_PER_STEP, -1))
+
+    def forward(
+        self,
+        mel: torch.Tensor,
+        modulation: torch.Tensor,
+        past: torch.Tensor,
+        batch: DiTBatch,
+        left: list[torch.Tensor],
+    ) -> torch.Tensor:
         """The velocity with guidance, shaped as ``mel``; what stands in padded frames has no meaning.
 
         Args:
             mel: noisy mel frames, float32 [source rows, block_size, mel_dim].
+            modulation: at this evaluation, float32 [rows or 1, 1, values].
+            past: what the chunks take over at this evaluation.
             batch: of these requests.
-            evaluations: how many evaluations of each request came before this one.
+            left: gets what they leave, of each layer that looks back.
         """
         layout = batch.layout
         widths = [_LAYER_VECTORS * self.config.hidden_size] * len(self.transformer_blocks)
-        modulation = batch.modulation(evaluations).split(
-            [*widths, _OUTPUT_VECTORS * self.config.hidden_size], dim=-1
-        )
+        modulations = modulation.split([*widths, _OUTPUT_VECTORS * self.config.hidden_size], dim=-1)
         states = self.input_embed.project_mel(mel)[layout.source] + batch.constant
-        for layer, values in zip(self.transformer_blocks, modulation[:-1], strict=True):
-            states = layer(states, values, batch, evaluations)
-        scale, shift = batch.of_rows(modulation[-1], _OUTPUT_VECTORS)
+        for layer, values in zip(self.transformer_blocks, modulations[:-1], strict=True):
+            states = layer(states, values, batch, past, left)
+        scale, shift = modulations[-1].chunk(_OUTPUT_VECTORS, dim=-1)
         output: torch.Tensor = self.proj_out(_modulate(states, scale, shift))
-        conditioned, unconditioned = output[: layout.source_rows], output[layout.source_rows :]
+        conditioned, unconditioned = output[: mel.shape[0]], output[mel.shape[0] :]
         if unconditioned.shape[0] == 0:
             return conditioned
         difference = conditioned[layout.guided] - unconditioned

@@ -19,7 +19,8 @@ from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesiz
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.model import SynthesisModel
-from services.token2wav.scheduler import budget_of
+from services.token2wav.scheduler import budget_of, records
+from shared.vllm.recorded import CudaGraphs
 
 
 def vllm_projection(inputs: int, outputs: int) -> nn.Module:
@@ -60,7 +61,8 @@ class Token2WavForSynthesis(SynthesisModel):
         work = SolverWork(geometry_of(dit_config, bigvgan_config), budget_of(vllm_config.additional_config))
         conditioner = Conditioner(self.dit, speakers)
         together = not current_platform.is_cpu()
-        self.synthesize_with(SolverSynthesizer(self.dit, self.vocoder, conditioner, work, together))
+        record = CudaGraphs() if records(vllm_config.additional_config) else None
+        self.synthesize_with(SolverSynthesizer(self.dit, self.vocoder, conditioner, work, together, record))
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:

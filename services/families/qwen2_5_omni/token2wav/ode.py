@@ -38,19 +38,15 @@ def evaluation_times(points: torch.Tensor) -> torch.Tensor:
     return torch.stack(times, dim=1).flatten()
 
 
-def advance(
-    velocity: Velocity, value: torch.Tensor, length: torch.Tensor, rows: torch.Tensor
-) -> torch.Tensor:
+def advance(velocity: Velocity, value: torch.Tensor, step: torch.Tensor) -> torch.Tensor:
     """Integrate every request over one time interval of its own, by Kutta's 3/8 rule.
 
     Args:
         velocity: the derivative; called :data:`EVALUATIONS_PER_STEP` times, at the interval's
             :func:`evaluation_times`.
         value: values at the interval's beginning, float32 [rows, ...], the rows of all requests together.
-        length: of each request's interval, float32 [requests].
-        rows: the request that each row of ``value`` belongs to, int64 [rows].
+        step: length of each row's interval, float32 of a shape that goes with the values'.
     """
-    step = length[rows].view(-1, *(1,) * (value.ndim - 1))
     k1 = velocity(value, 0)
     k2 = velocity(value + step * k1 * _THIRD, 1)
     k3 = velocity(value + step * (k2 - k1 * _THIRD), 2)

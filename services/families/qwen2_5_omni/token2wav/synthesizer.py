@@ -6,12 +6,13 @@ from typing import Final, TypeAlias
 
 import torch
 
-from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, SolverState
-from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, DiTBatch
-from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP, advance
+from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, SolverBatch, SolverState
+from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
+from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP
 from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, steps_of
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.token2wav.synthesis import SynthesisChunk
+from shared.vllm.recorded import Record, Recorded
 
 Mel: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Frames before a piece of audio, its own, and those after it, float32 [frames, mel_dim] each."""
@@ -19,6 +20,8 @@ Mel: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 
 OVERLAP_FRAMES: Final = 2
 """Mel frames, 20 ms, over which a chunk's audio fades into the next one's."""
+_MOST_RECORDED_FRAMES: Final = 1024
+"""Of pieces made audio at once; what is larger keeps a GPU busy anyway."""
 
 
 class SolverSynthesizer:
@@ -26,7 +29,7 @@ class SolverSynthesizer:
 
     An advance of a chunk is a solver step or a piece of audio; the last step makes the first piece too.
     On a CPU it takes as long to make pieces of equal shapes audio ``together``, and the last bits of a stream
-    would depend on its neighbours.
+    would depend on its neighbours.  With a ``record``, steps and pieces of usual sizes are recorded.
     """
 
     def __init__(
@@ -36,12 +39,20 @@ class SolverSynthesizer:
         conditioner: Conditioner,
         work: SolverWork,
         together: bool = False,
+        record: Record | None = None,
     ) -> None:
         self._dit = dit
         self._vocoder = vocoder
         self._conditioner = conditioner
         self._work = work
         self._together = together
+        self._solve = Recorded(dit.step, record) if record else None
+        self._make_audio = Recorded(lambda *mel: (vocoder(*mel),), record) if record else None
+
+    @property
+    def records(self) -> int:
+        """Sizes of steps and pieces that have been recorded."""
+        return sum(each.sizes for each in (self._solve, self._make_audio) if each)
 
     def prepare(self, chunk: SynthesisChunk) -> SolverState:
         """Compute everything of a chunk that does not change over the solver's steps."""
@@ -54,12 +65,15 @@ class SolverSynthesizer:
             count = steps_of(state.chunk)
             steps.append([(state, step) for step in taken if step < count])
             state.due_pieces += [step - (count - 1) for step in taken if step >= count - 1]
-        batch: DiTBatch | None = None
+        batch: SolverBatch | None = None
         size = 0
         for offset in range(max(map(len, steps), default=0)):
             active = [of_one[offset] for of_one in steps if offset < len(of_one)]
             if batch is None or len(active) != size:
-                batch, size = self._conditioner.batch([state for state, _ in active]), len(active)
+                batch, size = (
+                    self._conditioner.batch([state for state, _ in active], self._solve is not None),
+                    len(active),
+                )
             self._step(active, batch)
         if self._together:
             self._vocode_together(states)
@@ -88,20 +102,15 @@ class SolverSynthesizer:
         past.overlap = None if state.chunk.is_last else overlap
         return waveform
 
-    def _step(self, active: Sequence[tuple[SolverState, int]], batch: DiTBatch) -> None:
-        def velocity(value: torch.Tensor, evaluation: int) -> torch.Tensor:
-            done = [step * EVALUATIONS_PER_STEP + evaluation for _, step in active]
-            output: torch.Tensor = self._dit(value, batch, done)
-            return output
-
-        mel = advance(
-            velocity,
-            value=torch.cat([state.mel for state, _ in active]),
-            length=torch.stack([state.schedule.lengths[step] for state, step in active]),
-            rows=batch.layout.source_request,
+    def _step(self, active: Sequence[tuple[SolverState, int]], batch: SolverBatch) -> None:
+        states = [state for state, _ in active]
+        firsts = [step * EVALUATIONS_PER_STEP for _, step in active]
+        solve = self._solve if self._solve and batch.filled else self._dit.step
+        mel, left = solve(
+            batch.mel(states), batch.evaluations(firsts), batch.carry.take(firsts), batch.tensors
         )
-        sizes = [state.mel.shape[0] for state, _ in active]
-        for (state, _), advanced in zip(active, torch.split(mel, sizes), strict=True):
+        batch.carry.leave(firsts, left)
+        for state, advanced in zip(states, mel.split(batch.sizes), strict=False):
             state.mel = advanced
 
     def _vocode_together(self, states: Sequence[SolverState]) -> None:
@@ -112,11 +121,27 @@ class SolverSynthesizer:
                 mel = self._mel_of(state, piece, self._work.pieces(state.chunk))
                 alike[tuple(part.shape for part in mel)].append((state, piece, mel))
         for members in alike.values():
-            if len(members) > 1:
-                parts = zip(*(mel for _, _, mel in members), strict=True)
-                waveforms = self._vocoder(*(torch.stack(part) for part in parts))
-                for (state, piece, _), waveform in zip(members, waveforms, strict=True):
-                    state.early_audio[piece] = waveform
+            mels = tuple(torch.stack(part) for part in zip(*(mel for _, _, mel in members), strict=True))
+            if self._make_audio and self._is_usual(members):
+                # Further copies of the first fill up to a power of two.
+                filler = (1 << (len(members) - 1).bit_length()) - len(members)
+                (waveforms,) = self._make_audio(
+                    *(torch.cat([part, part[:1].expand(filler, -1, -1)]) for part in mels)
+                )
+            elif len(members) > 1:
+                waveforms = self._vocoder(*mels)
+            else:
+                continue
+            for (state, piece, _), waveform in zip(members, waveforms, strict=False):
+                state.early_audio[piece] = waveform
+
+    def _is_usual(self, members: Sequence[tuple[SolverState, int, Mel]]) -> bool:
+        """Whether pieces of these shapes come again and leave a GPU idle: of an end, any length may be."""
+        frames = sum(part.shape[0] for part in members[0][2]) * len(members)
+        return frames <= _MOST_RECORDED_FRAMES and any(
+            not state.chunk.is_last or piece < self._work.pieces(state.chunk) - 1
+            for state, piece, _ in members
+        )
 
     def _vocode(self, state: SolverState, piece: int, pieces: int) -> torch.Tensor:
         """Make one of so many pieces audio, float32 [samples]; of a silent chunk there are none."""

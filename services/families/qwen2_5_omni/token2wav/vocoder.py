@@ -24,6 +24,8 @@ from omnirelay.errors import CheckpointError
 _OUTER_KERNEL = 7
 _ACTIVATION_RATIO = 2
 _ACTIVATION_KERNEL = 12
+_FLOOR_DB, _REFERENCE_DB = -115, 20
+_QUIETEST = float(torch.exp(torch.tensor(_FLOOR_DB / 20.0 * math.log(10))))
 _REACH = _ACTIVATION_KERNEL // (2 * _ACTIVATION_RATIO)
 """Samples of one phase, or of the input, to either side that one result needs."""
 
@@ -164,7 +166,7 @@ class Vocoder(nn.Module):
         mel = whole.view(-1, *whole.shape[-2:]).transpose(1, 2)
         before, after = left.shape[-2], right.shape[-2]
         mel, before, after = _crop(mel, before, after, self.context)
-        hidden_states = bigvgan.conv_pre(bigvgan.process_mel_spectrogram(mel))
+        hidden_states = bigvgan.conv_pre(_normalized(mel))
         count = bigvgan.num_residual_blocks
         for layer, needed in enumerate(self._layer_contexts):
             hidden_states, before, after = _crop(hidden_states, before, after, needed)
@@ -176,6 +178,15 @@ class Vocoder(nn.Module):
         waveform = bigvgan.conv_post(bigvgan.activation_post(hidden_states)).clamp(-1.0, 1.0)
         waveform = waveform.view(*whole.shape[:-2], -1)
         return waveform[..., before : waveform.shape[-1] - after]
+
+
+def _normalized(mel: torch.Tensor) -> torch.Tensor:
+    """Log-mel to decibels in [-1, 1], as the reference does.
+
+    It makes tensors of numbers for it, each a copy from the host.
+    """
+    decibels = 20 * torch.log10(torch.exp(mel).clamp(min=_QUIETEST)) - _REFERENCE_DB
+    return (2 * ((decibels - _FLOOR_DB) / -_FLOOR_DB) - 1).clamp(-1, 1)
 
 
 def _crop(values: torch.Tensor, before: int, after: int, needed: Context) -> tuple[torch.Tensor, int, int]:

@@ -1,0 +1,204 @@
+"""Steps of the solver and pieces of audio as GPUs compute them: recorded once, and repeated."""
+
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import torch
+from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
+
+from benchmarks.gpu.bare import synthesizer_of
+from services.families.qwen2_5_omni.token2wav.blocks import filled_size
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
+from services.families.qwen2_5_omni.token2wav.vocoder import AntiAliasedActivation
+from services.token2wav.chunks import ChunkingConfig
+from services.token2wav.engine import SynthesisEngine
+from services.token2wav.stream import AudioStream, VoiceSettings
+from services.token2wav.synthesis import StreamState
+from shared.vllm.recorded import Recorded, Tensors, _like, _tensors
+from tests.support import recorder
+from tests.token2wav.support import run_all
+
+TOLERANCE = 1e-5
+
+
+@pytest.fixture(params=["engine", "other_engine"])
+def plain(request) -> SynthesisEngine:
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture
+def recorded(plain, monkeypatch) -> Iterator[SolverSynthesizer]:
+    """The engine's synthesizer as on a GPU; CUDA graphs are the recorder's."""
+    runner = plain._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    own = runner.model.pooler.synthesizer
+    made = SolverSynthesizer(own._dit, own._vocoder, own._conditioner, own._work, True, recorder.record)
+    monkeypatch.setattr(runner.model.pooler, "_of_model", (made,))
+    yield made
+    assert not plain.has_work
+
+
+def play(engine: SynthesisEngine, lengths: list[int], scales: list[float]) -> list[torch.Tensor]:
+    """Streams beside each other, each a few steps later than the one before."""
+    streams = []
+    for number, (length, scale) in enumerate(zip(lengths, scales, strict=True)):
+        voice = VoiceSettings(seed=number, speaker="Ethan", guidance_scale=scale)
+        stream = AudioStream(voice, ChunkingConfig(max_blocks=3), engine.geometry)
+        stream.extend([(number + 7 * index) % 64 for index in range(length)])
+        stream.end()
+        streams.append(stream)
+    parts: list[list[torch.Tensor]] = [[] for _ in streams]
+    step = 0
+    while any(not stream.finished for stream in streams):
+        for number, stream in enumerate(streams):
+            if step >= 3 * number and (chunk := stream.next_chunk()) is not None:
+                engine.submit_chunk(str(number), chunk)
+        step += 1
+        for outcome in engine.step() if engine.has_work else ():
+            assert outcome.waveform is not None, outcome.error
+            streams[int(outcome.request_id)].accept_chunk()
+            parts[int(outcome.request_id)].append(outcome.waveform)
+    run_all(engine)
+    return [torch.cat(each) for each in parts]
+
+
+STREAMS: list[tuple[list[int], list[float]]] = [
+    ([80], [0.5]),
+    ([60, 50, 70], [0.5, 0.5, 0.5]),
+    ([40, 50], [0.0, 0.0]),
+    ([40, 50], [0.0, 0.5]),
+]
+
+
+@pytest.mark.parametrize("streams", STREAMS)
+def test_streams_of_repeated_records_equal_those_computed(plain, monkeypatch, request, streams):
+    expected = play(plain, *streams)
+    synthesizer = request.getfixturevalue("recorded")
+    for got, wanted in zip(play(plain, *streams), expected, strict=True):
+        assert wanted.std() > 0.01
+        assert (got - wanted).abs().max() < TOLERANCE
+    # The other engine makes audio in pieces of at most 7 frames.
+    assert 1 <= synthesizer._solve.sizes <= 12
+    assert 1 <= synthesizer._make_audio.sizes <= 24
+
+
+@pytest.fixture(params=["oracle", "other_oracle"])
+def bare(request) -> SolverSynthesizer:
+    """Transformer and vocoder with PyTorch's linear layers, as Dynamo and other devices want them."""
+    oracle = request.getfixturevalue(request.param)
+    return synthesizer_of(oracle.model.config, oracle.path, oracle.model.state_dict(), torch.device("cpu"))
+
+
+def steps_of_a_stream(synthesizer: SolverSynthesizer, oracle: Any) -> Iterator[tuple[Any, ...]]:
+    """What the solver's steps are given for chunks of 1 to 6 blocks, all but the first behind another one."""
+    config = synthesizer._dit.config
+    block, stream, start = config.block_size // config.repeats, StreamState(), 0
+    for blocks in range(1, 7):
+        chunk = oracle.chunk(
+            (blocks + 1) * block,
+            start=start,
+            target_end=start + blocks * config.block_size,
+            stream=stream,
+            is_last=False,
+        )
+        state = synthesizer.prepare(chunk)
+        for step in (0, 3):
+            batch = synthesizer._conditioner.batch([state], fill=True)
+            yield (
+                batch.mel([state]),
+                batch.evaluations([4 * step]),
+                batch.carry.take([4 * step]),
+                batch.tensors,
+            )
+        start = chunk.target_end
+
+
+def pieces(synthesizer: SolverSynthesizer) -> Iterator[Tensors]:
+    """What the vocoder is given in a stream: of all sizes, the first without frames before it."""
+    block, width = synthesizer._dit.config.block_size, synthesizer._dit.config.mel_dim
+    context = synthesizer._vocoder.context.left
+    generator = torch.Generator().manual_seed(1)
+    for left, blocks in ((context, 1), (context, 2), (context, 4), (context, 8)):
+        for count in (2, 4):
+            yield tuple(
+                torch.randn(count, frames, width, generator=generator) - 3
+                for frames in (left, blocks * block + 2, block - 2)
+            )
+
+
+@pytest.mark.long
+@torch.no_grad()
+def test_both_models_are_traced_whole(request, bare, monkeypatch):
+    """Dynamo raises where what is computed depends on what tensors hold; activations are those of GPUs."""
+    monkeypatch.setattr(AntiAliasedActivation, "forward", Qwen2_5OmniAntiAliasedActivation1d.forward)
+    oracle = request.getfixturevalue(request.node.callspec.params["bare"])
+    cases: list[tuple[Callable[..., Any], Tensors]] = [
+        (bare._dit.step, list(steps_of_a_stream(bare, oracle))[-1]),
+        (bare._vocoder, next(pieces(bare))),
+    ]
+    for model, inputs in cases:
+        torch._dynamo.reset()
+        compiled = torch.compile(model, backend="aot_eager", dynamic=True, fullgraph=True)
+        for got, expected in zip(_tensors(compiled(*inputs)), _tensors(model(*inputs)), strict=True):
+            assert (got - expected).abs().max() < TOLERANCE
+
+
+@torch.no_grad()
+def test_on_another_device_nothing_waits_for_it_or_copies_to_it(request, bare):
+    """On the device ``meta`` the paths of GPUs are taken; nothing is computed there."""
+    oracle = request.getfixturevalue(request.node.callspec.params["bare"])
+    inputs = [*list(steps_of_a_stream(bare, oracle))[-1:], *list(pieces(bare))[-1:]]
+    bare._dit.to("meta")
+    bare._vocoder.to("meta")
+    for model, each in zip((bare._dit.step, bare._vocoder), inputs, strict=True):
+        there = _like(each, (tensor.to("meta") for tensor in _tensors(each)))
+        with recorder.Recorder() as calls:
+            results = list(_tensors(model(*there)))
+        assert len(calls.calls) > 100
+        assert all(result.is_meta for result in results)
+
+
+def test_a_record_shows_what_is_not_a_function_of_its_inputs():
+    factor = 2.0
+
+    def scaled(values: torch.Tensor) -> Tensors:
+        return (values * factor,)
+
+    repeated = Recorded(scaled, recorder.record)
+    assert torch.equal(repeated(torch.ones(3))[0], torch.full((3,), 2.0))
+    factor = 5.0
+    assert torch.equal(repeated(torch.full((3,), 3.0))[0], torch.full((3,), 6.0))
+    assert torch.equal(repeated(torch.ones(4))[0], torch.full((4,), 5.0))
+
+
+@pytest.mark.parametrize(
+    "compute",
+    [
+        lambda values: values * values.sum().item(),
+        lambda values: values * torch.tensor([3.0]),
+        lambda values: values[values > 0],
+        lambda values: values.nonzero(),
+        lambda values: values.to("meta"),
+    ],
+)
+def test_what_waits_or_copies_is_found_and_computed_without_a_record(compute):
+    with pytest.raises(AssertionError, match=r"within a step"), recorder.Recorder():
+        compute(torch.ones(3))
+
+
+def test_without_cuda_graphs_all_is_computed_as_it_is():
+    def refused(compute: Callable[[], Tensors]) -> Any:
+        compute()
+        raise RuntimeError("operation not permitted when stream is capturing")
+
+    repeated = Recorded(lambda values: (values + 1,), refused)
+    for size in (2, 2, 3):
+        assert torch.equal(repeated(torch.ones(size))[0], torch.full((size,), 2.0))
+
+
+def test_sizes_are_few_and_at_most_a_quarter_too_large():
+    sizes = sorted({filled_size(count) for count in range(65)})
+    assert sizes == [4, 8, 12, 16, 20, 24, 28, 32, 40, 48, 56, 64, 80]
+    assert all(filled_size(small) == large for small, large in pairwise(sizes))
+    assert all(count < filled_size(count) <= max(4, 1.25 * count + 4) for count in range(200))
