@@ -108,7 +108,7 @@ class GatewayMetrics:
         )
         for connection in get_args(Connection):
             self.sessions.labels(connection)
-        self.resumes: Final = self._counter(
+        self.session_resumes: Final = self._counter(
             "realtime_resumes",
             "Realtime sessions that another connection continued, or none.",
             outcome=get_args(ResumeOutcome),

@@ -12,6 +12,7 @@ from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.input.media import MediaIntake
+from gateway.input.prompt import PromptBuilder
 from gateway.input.urls import decode_data_url, is_data_url
 from gateway.manager import Gateway
 from gateway.requests.lifecycle import StateCounts
@@ -94,7 +95,7 @@ class Intake:
         self.taken: list[GenerateRequest] = []
         nowhere: Any = None
         self.prefills = Prefills(self.registry, nowhere, nowhere, self.metrics, 1000)
-        self.prompts: Any = Prompts()
+        self.prompts = cast(PromptBuilder, Prompts())
         self.validator = Validator(CONFIG.gateway, self.registry, self.prompts)
         self._media = MediaIntake(CONFIG.media, None, _nowhere)
 

@@ -116,9 +116,9 @@ class Sessions:
                     f"the events after {after} are not all kept (gateway.limits.realtime_resume_bytes)", AFTER
                 )
         except SessionNotResumedError:
-            self._context.gateway.metrics.resumes.labels("refused").inc()
+            self._context.gateway.metrics.session_resumes.labels("refused").inc()
             raise
-        self._context.gateway.metrics.resumes.labels("resumed" if detached else "taken_over").inc()
+        self._context.gateway.metrics.session_resumes.labels("resumed" if detached else "taken_over").inc()
         return live
 
     async def linger(self, live: LiveSession, taken: asyncio.Event) -> None:
@@ -129,7 +129,7 @@ class Sessions:
             await live.linger(taken, lambda: self._context.gateway.stopping)
         metrics.sessions.labels("websocket").inc()
         if not taken.is_set():
-            metrics.resumes.labels("expired").inc()
+            metrics.session_resumes.labels("expired").inc()
 
     async def end(self, live: LiveSession) -> None:
         """End a session that began here."""
