@@ -8,6 +8,7 @@ server (``server_vad`` at its defaults), whose wait for the end of a question is
 import asyncio
 import json
 import time
+import wave
 from base64 import b64encode
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
@@ -23,6 +24,8 @@ from benchmarks.measure.results import Measured, tell
 from benchmarks.measure.workload import answer_of
 from omnirelay.errors import OmniRelayError
 
+ROOT: Final = Path(__file__).resolve().parents[2]
+SPEECH: Final = ROOT / "checkpoint" / "speaking" / "starter.wav"
 RATE: Final = 24_000
 PIECE_S: Final = 0.1
 PIECE_BYTES: Final = 2 * round(PIECE_S * RATE)
@@ -34,6 +37,8 @@ TYPED: Final = {
 OTHERS_S: Final = 10.0
 """Speech of each answer to clients beside."""
 ANSWER_TOKENS: Final = 8
+LATE_S: Final = 600.0
+"""Time limit of a question and its answer."""
 MOST_CODEC_TOKENS: Final = 500
 """Of any answer; models that were not trained do not end by themselves."""
 VAD: Final = {"type": "server_vad"}
@@ -47,17 +52,13 @@ WAYS: Final[dict[str, tuple[int, str, dict[str, str] | None]]] = {
 
 
 def question(seconds: float, seed: int) -> bytes:
-    """A voice-like sound of 16-bit samples: syllables of changing pitch and loudness, and a little noise."""
-    generator = np.random.default_rng(seed)
-    samples = round(seconds * RATE)
-    syllables = -(-samples // (RATE // 5))
-    at = np.arange(samples) / RATE
-    loud = np.repeat(generator.uniform(0.1, 0.5, syllables), RATE // 5)[:samples]
-    pitch = np.repeat(generator.uniform(100, 220, syllables), RATE // 5)[:samples]
-    phase = 2 * np.pi * np.cumsum(pitch) / RATE
-    voice = sum(np.sin(order * phase) / order for order in range(1, 12)) * np.abs(np.sin(2.5 * np.pi * at))
-    sound = 0.5 * loud * voice + 10 ** (-55 / 20) * generator.normal(size=samples)
-    return (np.clip(sound, -1, 1) * 32767).astype("<i2").tobytes()
+    """16-bit samples of a voice that asks again and again, as turn detection needs one, and a little noise."""
+    with wave.open(str(SPEECH)) as file:
+        spoken = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
+        places = np.arange(0, spoken.size, file.getframerate() / RATE)
+    sound = np.resize(np.interp(places, np.arange(spoken.size), spoken), round(seconds * RATE))
+    noise = np.random.default_rng(seed).normal(scale=10 ** (-55 / 20), size=sound.size)
+    return (np.clip(sound + noise, -1, 1) * 32767).astype("<i2").tobytes()
 
 
 async def questions(
@@ -117,9 +118,10 @@ async def ask(
 
     Raises:
         OmniRelayError: The gateway refused an event.
+        TimeoutError: The answer did not come.
     """
     address = url.replace("http:", "ws:") + "/v1/realtime?model=omnirelay"
-    async with connect(address, max_size=None) as socket:
+    async with asyncio.timeout(LATE_S), connect(address, max_size=None) as socket:
         # Another one each time, or the prefix cache would have the prompt of an earlier question.
         settings = {
             "type": "realtime",
