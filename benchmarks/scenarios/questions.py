@@ -52,7 +52,7 @@ WAYS: Final[dict[str, tuple[int, str, dict[str, str] | None]]] = {
 
 
 def question(seconds: float, seed: int) -> bytes:
-    """16-bit samples of a voice that asks again and again, as turn detection needs one, and a little noise."""
+    """16-bit samples of a voice that asks again and again, which turn detection needs, and a little noise."""
     with wave.open(str(SPEECH)) as file:
         spoken = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32768
         places = np.arange(0, spoken.size, file.getframerate() / RATE)
