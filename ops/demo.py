@@ -150,11 +150,7 @@ async def _demonstrate(target: Target, asked: Sequence[DemoQuestion], out: Path)
             say(line)
         say("answer: ", end="")
         place = _place(out, number, len(asked))
-        listeners: list[Listener] = [
-            WavWriter(place),
-            TextPrinter(),
-            FiguresPrinter(lambda lines: say(f"\n{lines}")),
-        ]
+        listeners: list[Listener] = [WavWriter(place), TextPrinter(), FiguresPrinter(say)]
         await stream(target, question.request, listeners)
         say(f"written:             {place}")
     await _show_memory(target)

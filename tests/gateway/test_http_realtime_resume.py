@@ -116,7 +116,7 @@ def detached(b: HttpBench) -> float:
 
 
 def resumes(b: HttpBench, outcome: ResumeOutcome) -> float:
-    return b.process.gateway.metrics.resumes.labels(outcome)._value.get()
+    return b.process.gateway.metrics.session_resumes.labels(outcome)._value.get()
 
 
 async def lose(b: HttpBench, caller: Caller) -> None:

@@ -58,7 +58,7 @@ class FiguresPrinter:
     def show(self, event: ChatEvent) -> None:
         """Take the next event."""
         if isinstance(event, TimedDoneEvent):
-            self._write("\n".join(timing_lines(event)))
+            self._write("\n".join(["", *timing_lines(event)]))
 
 
 class JsonPrinter:
