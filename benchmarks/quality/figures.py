@@ -130,9 +130,12 @@ def speech_figures(
     """
     hear = _remembering(hear)
     read = [reply for reply in streamed if reply.asked.is_read]
+    long = [reply for reply in streamed if reply.text and reply.asked.is_long]
     # Nothing is said where nothing was written, which the answers' figures count.
-    streamed = [reply for reply in streamed if reply.text and not reply.asked.is_read]
-    offline = [reply for reply in offline if reply.text and not reply.asked.is_read]
+    streamed, offline = (
+        [reply for reply in replies if reply.text and not (reply.asked.is_read or reply.asked.is_long)]
+        for replies in (streamed, offline)
+    )
     natural = {(each.asked.speaker, each.text): say(each.asked.speaker, each.text) for each in streamed}
     found = []
     for speaker in speakers:
@@ -148,6 +151,8 @@ def speech_figures(
             found += [whole, _errors(f"word error: streamed, same, {speaker}", _said(compared), hear, bound)]
     if read:
         found.append(_errors("word error: texts read aloud", _said(read), hear, MOST_READ_ERROR))
+    if long:
+        found.append(_errors("word error: after long conversations", _said(long), hear, MOST_WORD_ERROR))
     for kind, begins in SENTENCES.items():
         ours = [reply for reply in streamed if begins.match(reply.text)]
         found.append(_errors(f"- word error: streamed, {kind}", _said(ours), hear, None))

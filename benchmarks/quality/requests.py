@@ -38,6 +38,11 @@ class Asked:
         return self.kind.startswith("reading")
 
     @property
+    def is_long(self) -> bool:
+        """A long conversation goes before, longer than any that speech was trained on."""
+        return self.kind.endswith("turns")
+
+    @property
     def seed(self) -> int:
         """A seed of its own, the same in each run."""
         return zlib.crc32(f"{self.kind}/{self.speaker}/{self.reply}".encode())

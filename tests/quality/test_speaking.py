@@ -19,7 +19,7 @@ REACHED = {
     "right: text": 0.94,
     "right: typed": 0.52,
     "right: images": 0.88,
-    "right: speech, trained voices": 0.92,
+    "right: speech, trained voices": 0.87,
     "right: silence around": 0.31,
     "right: telephone": 0.15,
     "right: noise at 20 dB": 0.67,
@@ -27,7 +27,8 @@ REACHED = {
     "right: other devices": 0.73,
     "right: nobody speaks": 0.45,
 }
-READ_ERROR = 0.6
+# The talker never learned to say questions, nor to speak after long conversations: there it goes on and on.
+WORD_ERROR = {"word error: texts read aloud": 0.6, "word error: after long conversations": None}
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1200)]
 
@@ -38,11 +39,9 @@ async def test_answers_are_right_and_intelligible(speaking_checkpoint: Path) -> 
     print(table({"omnirelay": found}))
     names = {figure.name for figure in found}
     assert {f"word error: streamed, {voice}" for voice in VOICES} <= names
-    assert names >= REACHED.keys()
+    assert names >= REACHED.keys() | WORD_ERROR.keys()
     known = [
-        replace(each, most=READ_ERROR)
-        if each.name == "word error: texts read aloud"
-        else replace(each, least=REACHED.get(each.name, each.least))
+        replace(each, most=WORD_ERROR.get(each.name, each.most), least=REACHED.get(each.name, each.least))
         for each in found
     ]
     assert missed(known, few=True) == []
