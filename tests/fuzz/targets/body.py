@@ -16,7 +16,8 @@ from gateway.http.guards.keys import CLIENT
 from gateway.http.openai import strings
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import read_speech
-from gateway.http.realtime.events import EventError, EventTransport, read_event
+from gateway.http.realtime.events import EventTransport
+from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.turns.pool import VoicePool
@@ -66,15 +67,15 @@ async def _submit(
     waiting = [{"type": "http.request", "body": piece, "more_body": True} for piece in pieces]
     waiting.append({"type": "http.request", "body": b"", "more_body": False})
 
-    async def receive() -> dict[str, Any]:
+    async def received() -> dict[str, Any]:
         return waiting.pop(0)
 
     headers = [(b"content-length", str(sum(map(len, pieces))).encode())]
     scope = {"type": "http", "headers": headers, CLIENT: client, REQUEST_ID: "http_1"}
     try:
-        options, asked = await read_body(Request(scope, receive), api, parse)
+        options, asked = await read_body(Request(scope, received), api, parse)
         written = _written(asked)
-        await intake.submit(asked, api.account(Request(scope, receive)))
+        await intake.submit(asked, api.account(Request(scope, received)))
     except CancelledRequestError:
         return (repr(options), written.hex())
     except OmniRelayError as error:
@@ -136,23 +137,11 @@ async def _converse(lines: list[bytes]) -> None:
     async with asyncio.timeout(60):
         await session.begin()
         for line in lines[:16]:
-            await _tell(session, line.decode("utf-8", "replace"))
+            await receive(line.decode("utf-8", "replace"), session)
         await session.close()
     assert INTERNAL not in intake.metrics.codes
     assert not intake.held.total
     assert not client.open_requests
-
-
-async def _tell(session: Session, text: str) -> None:
-    name = None
-    try:
-        event = read_event(text)
-        name = event.event_id
-        await session.handle(event)
-    except EventError as error:
-        await session.tell(error.error, error.event_id)
-    except OmniRelayError as error:
-        await session.tell(error, name)
 
 
 def seeds() -> Iterator[bytes]:
