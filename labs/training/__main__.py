@@ -112,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: %(default)s)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("checkpoint").setLevel(logging.INFO)
+    logging.getLogger("labs").setLevel(logging.INFO)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
     options.state.mkdir(parents=True, exist_ok=True)
