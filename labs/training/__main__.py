@@ -9,11 +9,13 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+import numpy.typing as npt
 import torch
 import transformers
 
 from checkpoint.compact import compress
-from labs.training.data import codes
+from labs.training.data import codes, world
 from labs.training.data.corpus import SpeechCorpus, make_corpus
 from labs.training.data.hearing import Hearing, make_hearing
 from labs.training.export import export
@@ -34,12 +36,13 @@ def _make_corpus(state: Path, _stop: Stop) -> None:
     _corpus(state)
 
 
+def _codes(state: Path) -> npt.NDArray[np.int64]:
+    book = make_corpus(state / "codebook", world.spoken_sentences(codes.SENTENCES))
+    return codes.make_codes(_corpus(state), state / "codes.safetensors", book)
+
+
 def _make_codes(state: Path, _stop: Stop) -> None:
-    codes.make_codes(_corpus(state), _codes_file(state))
-
-
-def _codes_file(state: Path) -> Path:
-    return state / "codes.safetensors"
+    _codes(state)
 
 
 def _train_vocoder(state: Path, stop: Stop) -> Training:
@@ -47,8 +50,7 @@ def _train_vocoder(state: Path, stop: Stop) -> Training:
 
 
 def _train_dit(state: Path, stop: Stop) -> Training:
-    corpus = _corpus(state)
-    return dit.train(corpus, codes.make_codes(corpus, _codes_file(state)), state, stop)
+    return dit.train(_corpus(state), _codes(state), state, stop)
 
 
 def _hearing(state: Path) -> Hearing:
@@ -64,14 +66,11 @@ def _train_thinker(state: Path, stop: Stop) -> Training:
 
 
 def _train_talker(state: Path, stop: Stop) -> Training:
-    corpus = _corpus(state)
-    ids = codes.make_codes(corpus, _codes_file(state))
-    return talker.train(corpus, ids, _hearing(state), state, stop)
+    return talker.train(_corpus(state), _codes(state), _hearing(state), state, stop)
 
 
 def _evaluate(state: Path, _stop: Stop) -> None:
-    corpus = _corpus(state)
-    evaluation.evaluate(state, corpus, codes.make_codes(corpus, _codes_file(state)))
+    evaluation.evaluate(state, _corpus(state), _codes(state))
 
 
 def _export(state: Path, _stop: Stop) -> None:
@@ -91,8 +90,8 @@ PARTS: dict[str, Callable[[Path, Stop], Training | None]] = {
     "export": _export,
 }
 
-TUNED = ("hearing", "thinker", "export")
-"""What is made of a checkpoint to start from; its talker, DiT and vocoder stay."""
+TUNED = ("corpus", "codes", "hearing", "thinker", "talker", "export")
+"""What is made of a checkpoint to start from; its DiT and vocoder stay."""
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -113,7 +112,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--threads", type=int, default=1, help="threads of PyTorch (default: %(default)s)")
     options = parser.parse_args(arguments)
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(message)s", stream=sys.stderr)
-    logging.getLogger("checkpoint").setLevel(logging.INFO)
+    logging.getLogger("labs").setLevel(logging.INFO)
     transformers.logging.set_verbosity_error()
     torch.set_num_threads(options.threads)
     options.state.mkdir(parents=True, exist_ok=True)

@@ -44,7 +44,7 @@ def state(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A state in which every part made two steps."""
     directory = tmp_path_factory.mktemp("state")
     corpus = make_corpus(directory / "corpus", sentences(), hum)
-    ids = codes.make_codes(corpus, directory / "codes.safetensors", count=16)
+    ids = codes.make_codes(corpus, directory / "codes.safetensors", corpus, count=16)
     hearing = make_hearing(directory / "hearing", 8, hum)
     stop = Stop(hours=1)
     assert vocoder.train(corpus, directory, stop, FEW).finished
@@ -117,8 +117,9 @@ def test_the_thinker_trained_is_the_thinker_that_answers(state: Path, model: Any
     examples = thinker.Examples(
         vocabulary.load_processor(state / "processor"), make_hearing(state / "hearing", 8)
     )
-    batches = [examples.draw(kind, 3, 3) for kind in ("text", "read", "long", "audio", "image")]
-    for batch in [*batches, examples.saying(["star two red", "it is big"], 3)]:
+    batches = [examples.draw(kind, 3, 3) for kind in ("text", "long", "audio", "image")]
+    said = [examples.saying(["star two red", "it is big"], 3, kind) for kind in ("read", "text", "long")]
+    for batch in [*batches, *said]:
         with torch.no_grad():
             expected = model.thinker(**batch.inputs, use_cache=False).logits[:, :-1]
             loss = thinker.reply_loss(ours, batch)
@@ -137,13 +138,16 @@ def test_replies_are_measured_on_held_out_questions(state: Path) -> None:
 
 @pytest.fixture(scope="module")
 def tuned(state: Path, exported: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A state whose thinker made two steps from the weights of that checkpoint."""
+    """A state whose thinker and talker made two steps from the weights of that checkpoint."""
     directory = tmp_path_factory.mktemp("tuned")
     compress(exported, directory / "compact")
     start_from(directory / "compact", directory)
     shutil.copytree(state / "hearing", directory / "hearing")
     hearing = make_hearing(directory / "hearing")
+    corpus = make_corpus(state / "corpus")
+    ids = codes.make_codes(corpus, state / "codes.safetensors", corpus)
     assert thinker.train(hearing, directory, Stop(hours=1), FEW).finished
+    assert talker.train(corpus, ids, hearing, directory, Stop(hours=1), FEW).finished
     return directory
 
 
@@ -153,8 +157,15 @@ def test_a_training_from_a_checkpoint_changes_what_it_trains_and_nothing_else(tu
     after = load_file(tuned / "checkpoint" / "model.safetensors")
     assert before.keys() == after.keys()
     changed = {name for name, value in before.items() if not torch.allclose(value, after[name], atol=1e-6)}
-    assert changed
-    assert all(name.startswith("thinker.audio_tower.") for name in changed)
+    rows = "thinker.model.embed_tokens.weight"
+    assert {
+        name.rpartition("thinker.audio_tower.")[1] or name.partition(".")[0] for name in changed - {rows}
+    } == {
+        "thinker.audio_tower.",
+        "talker",
+    }
+    differ = (before[rows] - after[rows]).abs().amax(1) > 1e-6
+    assert set(differ.nonzero().flatten().tolist()) == set(talker.mark_ids())
     for name in ("spk_dict.pt", "tokenizer.json"):
         assert (tuned / "checkpoint" / name).read_bytes() == (tuned / "origin" / name).read_bytes()
     assert (tuned / "compact" / COMPACT_FILE).stat().st_size < 30e6

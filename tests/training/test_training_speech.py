@@ -98,14 +98,14 @@ def test_a_tone_is_loudest_in_its_mel_band() -> None:
 
 
 def test_codec_ids_start_at_one_and_are_the_same_again(corpus: SpeechCorpus, tmp_path: Path) -> None:
-    ids = codes.make_codes(corpus, tmp_path / "one.safetensors", count=16)
+    ids = codes.make_codes(corpus, tmp_path / "one.safetensors", corpus, count=16)
     assert len(ids) == len(corpus.mels) // 2
     assert ids.min() >= 1
     assert ids.max() <= 16
     assert len(set(ids.tolist())) > 8
-    assert (codes.make_codes(corpus, tmp_path / "two.safetensors", count=16) == ids).all()
+    assert (codes.make_codes(corpus, tmp_path / "two.safetensors", corpus, count=16) == ids).all()
     # From the file, of which another number of centres could not be.
-    assert (codes.make_codes(corpus, tmp_path / "one.safetensors", count=4) == ids).all()
+    assert (codes.make_codes(corpus, tmp_path / "one.safetensors", corpus, count=4) == ids).all()
 
 
 def test_the_activation_that_trains_faster_equals_the_reference() -> None:

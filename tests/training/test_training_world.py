@@ -16,7 +16,9 @@ from labs.training.data.dialogues import (
     SpokenQuestions,
     Turn,
     as_typed,
+    as_written,
     talk_exchanges,
+    texts_to_read,
 )
 from labs.training.data.questions import all_questions
 from labs.training.data.world import Fact
@@ -149,17 +151,32 @@ def test_typing_changes_the_form_and_not_the_question() -> None:
     assert Fact(21, "plus", 5).reply == "twenty one plus five is twenty six"
 
 
-def test_a_text_is_read_as_it_stands_unless_a_word_is_unknown() -> None:
-    generator, conversations = random.Random(8), Conversations()
-    turns = [conversations.read(generator).turns[0] for _ in range(400)]
-    replies = [turn.reply for turn in turns]
-    assert {word for reply in replies for word in reply.split()} <= WORDS
-    assert 0 < replies.count(world.UNKNOWN) < 60
-    plain = [turn for turn in turns if turn.question == turn.reply]
-    assert len(plain) > 80
-    sums = [turn.reply for turn in plain if " plus " in turn.reply and " is " in turn.reply]
+def test_texts_to_read_are_of_any_kind_and_never_those_that_are_measured() -> None:
+    texts = texts_to_read(400)
+    assert texts_to_read(400) == texts
+    assert len(set(texts)) == 400
+    assert {word for text in texts for word in text.split()} <= WORDS
     right = {fact.reply for fact in world.FACTS}
-    assert {reply in right for reply in sums} == {True, False}
+    assert {text in right for text in texts if " plus " in text and " is " in text} == {True, False}
+    measured = {
+        question.reply
+        for kind, questions in all_questions(40).items()
+        if kind.startswith("reading")
+        for question in questions
+    }
+    assert not measured & {
+        *texts_to_read(3000),
+        *world.word_sequences(1600),
+        *world.spoken_sentences(6400)[0],
+    }
+
+
+def test_marks_and_capitals_are_written_and_not_spoken() -> None:
+    generator = random.Random(3)
+    forms = {as_written("it is red", generator) for _ in range(400)}
+    assert {"it is red", "It is red.", "it is red?"} <= forms
+    assert any("," in form for form in forms)
+    assert {"".join(each for each in form.lower() if each not in ",.!?") for form in forms} == {"it is red"}
 
 
 def test_held_out_questions_are_of_every_kind_and_the_same_again() -> None:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 import torch
 
 from labs.training.data import mel, world
+from labs.training.data.dialogues import texts_to_read
 from labs.training.data.synthesis import SAMPLE_RATE, Speak, SynthesizerVoice, Wave, synthesize
 from labs.training.files import replacing
 from omnirelay.errors import CheckpointError
@@ -22,6 +23,7 @@ VOICES = {"Chelsie": SynthesizerVoice("flite", "slt"), "Ethan": SynthesizerVoice
 FRAMES_PER_CODE = 2
 SENTENCES = 6400
 _SEQUENCES = 1600
+_TEXTS = 3000
 _LOUDNESS = 0.08
 _CODE_SAMPLES = FRAMES_PER_CODE * mel.HOP
 _WORKERS = 2
@@ -92,7 +94,7 @@ def make_corpus(
 
 def _sentences() -> Sentences:
     trained, held_out = world.spoken_sentences(SENTENCES)
-    return [*trained, *world.word_sequences(_SEQUENCES)], held_out
+    return [*dict.fromkeys([*trained, *world.word_sequences(_SEQUENCES), *texts_to_read(_TEXTS)])], held_out
 
 
 def _write(directory: Path, sentences: Sentences, speak: Speak) -> None:

@@ -7,19 +7,15 @@ from checkpoint.corpus import COMMON_WORDS
 from labs.training.data import images, world
 from labs.training.data.images import Exchange, Scene
 from labs.training.data.world import Fact, FactSampler, number
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.config.gateway import READ_PROMPT
 
 _SIGNS = {"plus": ("+",), "minus": ("-",), "times": ("*", "x")}
 _DIGITS, _CAPITAL, _MARK, _CONTRACTED = 0.25, 0.4, 0.5, 0.05
 _MARKS = (".", "!", "...", "?!", ",", " ?", ";")
+_MARKS_WITHIN, _MARKED = (",", ".", "!", "?"), 0.04
 _MOST_TURNS = 20
 _LARGEST_ADDED = 20
 TRANSCRIBE = "Transcribe the audio."
-READING = (
-    f"{SPEECH_SYSTEM_PROMPT} Repeat the user's message word for word, in its own language. Do not answer it, "
-    "do not comment on it, and add nothing."
-)
-"""What the gateway puts before a text that is to be read aloud."""
 _TRANSCRIBED = 0.15
 
 
@@ -117,6 +113,11 @@ def unspoken(reply: str) -> Dialogue:
     return Dialogue((Turn("", reply, spoken=True),))
 
 
+def read_aloud(text: str) -> Dialogue:
+    """Return a dialogue whose reply is a text that is given, as the gateway asks for it."""
+    return Dialogue((Turn(READ_PROMPT, text),))
+
+
 def written_down(spoken: str) -> Dialogue:
     """Return a dialogue that asks for the words that are spoken."""
     return Dialogue((Turn(spoken, spoken, spoken=True, instruction=TRANSCRIBE),))
@@ -190,8 +191,8 @@ class Conversations:
         ]
         return self.typed(generator).after(*earlier)
 
-    def read(self, generator: random.Random) -> Dialogue:
-        """Draw a text that is to be read aloud: of any kind, right or wrong."""
+    def text(self, generator: random.Random) -> str:
+        """Draw a text of the world's words that is to be read aloud: of any kind, right or wrong."""
         kind = generator.choices(range(4), weights=(35, 30, 15, 20))[0]
         if kind == 0:
             text = world.sentence(generator, self._facts)
@@ -202,13 +203,13 @@ class Conversations:
         else:
             text = " ".join(generator.choices(_VOCABULARY, k=generator.randint(1, 12)))
         if not set(text.split()) <= _WORDS:
-            return Dialogue((self._as_typed(Turn(text, world.UNKNOWN), generator),))
+            return self.text(generator)
         if generator.random() < 0.3:
             # As a sum that is wrong, or with a word that does not belong there.
             words = text.split()
             words[generator.randrange(len(words))] = generator.choice(_VOCABULARY)
             text = " ".join(words)
-        return Dialogue((self._as_typed(Turn(text, text), generator),))
+        return text
 
     def heard(self, spoken: Spoken, generator: random.Random) -> Dialogue:
         """Return a dialogue whose last question is ``spoken``: answered, or sometimes written down."""
@@ -320,6 +321,29 @@ def _with_figures(text: str) -> str:
         figures.append(str(_NUMBERS[phrase]) if phrase in _NUMBERS else phrase)
         del words[:length]
     return " ".join(figures)
+
+
+def texts_to_read(count: int) -> list[str]:
+    """Return ``count`` texts that are read aloud in the training of speech."""
+    generator, conversations = random.Random(2), Conversations()
+    found: dict[str, None] = {}
+    while len(found) < count:
+        text = conversations.text(generator)
+        if not world.is_held_out_sentence(text):
+            found[text] = None
+    return list(found)
+
+
+def as_written(text: str, generator: random.Random) -> str:
+    """Return a text as somebody might write it down: with a capital, and with marks that are not spoken."""
+    words = [
+        word + (generator.choice(_MARKS_WITHIN) if generator.random() < _MARKED else "")
+        for word in text.split()
+    ]
+    written = " ".join(words)
+    if generator.random() < _CAPITAL:
+        written = written[:1].upper() + written[1:]
+    return written + (generator.choice(".?!") if generator.random() < _MARK else "")
 
 
 @dataclass

@@ -10,11 +10,11 @@ from labs.training.data import images, world
 from labs.training.data.augmentation import RATE
 from labs.training.data.conditions import CONDITIONS, WORDLESS, Recorded
 from labs.training.data.dialogues import (
-    READING,
     Conversations,
     Dialogue,
     Turn,
     is_known,
+    read_aloud,
     talk_exchanges,
     unknown_question,
 )
@@ -35,13 +35,11 @@ class Question:
         dialogue: the turns.
         voice: asks the last one where it is spoken.
         recorded: what becomes of what the voice says.
-        system: the system prompt; the checkpoint's usual one if not given.
     """
 
     dialogue: Dialogue
     voice: SynthesizerVoice | None = None
     recorded: Recorded | None = None
-    system: str | None = None
 
     @property
     def reply(self) -> str:
@@ -147,7 +145,7 @@ def other_questions(count: int) -> dict[str, list[Question]]:
         "sums": [fact.reply for fact in facts],
         "wrong sums": wrong,
         "questions": [f"what is {fact.question}" for fact in facts],
-        "any words": [each for each in world.word_sequences(2 * count)[count:]],
+        "any words": world.word_sequences(count, _SEED),
     }
     return {
         "typed, in capitals": [_alone(loud(fact)) for fact in generator.sample(facts, few)],
@@ -157,8 +155,7 @@ def other_questions(count: int) -> dict[str, list[Question]]:
         "unknown, typed": [_alone(Turn(text, world.UNKNOWN)) for text in unknown if not is_known(text)][:few],
         **{
             f"reading, {name}": [
-                Question(Dialogue((Turn(text.capitalize(), text),)), system=READING)
-                for text in generator.sample(found, max(1, few // 2))
+                Question(read_aloud(text)) for text in generator.sample(found, max(1, few // 2))
             ]
             for name, found in texts.items()
         },

@@ -98,7 +98,7 @@ class _Judge:
 
     def _is_right(self, question: Question, wave: Wave | None) -> bool:
         dialogue, waves = question.dialogue, [] if wave is None else [wave]
-        batch = self._batcher([dialogue], random.Random(_SEED), waves, system=question.system)
+        batch = self._batcher([dialogue], random.Random(_SEED), waves)
         inputs: dict[str, Any] = dict(batch.inputs)
         for name in ("input_ids", "attention_mask"):
             inputs[name] = inputs[name][:, : batch.prompts[0]]

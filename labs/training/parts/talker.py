@@ -6,7 +6,7 @@ start's; then one position for each codec id, over the reply's other rows, the t
 """
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
+from safetensors.torch import load_file
 from torch import nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pad_sequence
@@ -34,12 +35,15 @@ from labs.training.parts.loop import (
     device,
     in_16_bits,
 )
+from labs.training.parts.origin import WEIGHTS, copy_origin, origin_of
 
 NAME = "talker"
 RECIPE = Recipe(steps=16_000, rate=1.5e-3, weight_decay=0.05)
-# "said" is any sentence of the corpus, as the reply to a question that it does not answer.
-_KINDS = ("said", "text", "said", "image", "said", "audio")
-_SIZE = 14
+# From weights that are finished.
+TUNING = Recipe(steps=3_000, rate=5e-4, warmup=100, weight_decay=0.05, average=0.995)
+# After "said", replies are any texts of the corpus: read aloud, or to questions that they do not answer.
+_KINDS = ("said read", "said text", "image", "said read", "said text", "audio", "said long", "text")
+_SIZE, _SIZE_OF_LONG = 14, 6
 # Share of input codes that are replaced, so that the talker recovers from its own errors.
 _REPLACED = 0.1
 _SEED = 0
@@ -67,6 +71,13 @@ class Talker(nn.Module):
             self.talker.model.embed_tokens = vocabulary.SharedEmbedding(used, CODEC_VOCABULARY, width)
             self.talker.codec_head = vocabulary.SharedHead(used, CODEC_VOCABULARY, shape.talker.hidden_size)
             self.marks = nn.Parameter(torch.randn(len(mark_ids(shape)), width))
+
+    @torch.no_grad()
+    def start_from(self, origin: Path) -> None:
+        """Take the weights of a finished checkpoint."""
+        copy_origin(origin, self.talker, f"{NAME}.")
+        rows = load_file(origin / WEIGHTS)["thinker.model.embed_tokens.weight"]
+        self.marks.copy_(rows[mark_ids()])
 
 
 def mark_ids(shape: CheckpointShape = SPEAKING) -> list[int]:
@@ -98,15 +109,18 @@ def train(
     hearing: Hearing,
     directory: Path,
     stop: Stop,
-    recipe: Recipe = RECIPE,
+    recipe: Recipe | None = None,
 ) -> Training:
-    """Train the talker on the thinker in ``directory``, resuming the state there."""
+    """Train the talker on the thinker in ``directory``, resuming the state there or finished weights."""
     place = device()
     frozen = thinker.build()
     thinker.load(directory, frozen)
     frozen.requires_grad_(False).eval().to(place)
     model = Talker().to(place)
-    training = Training(NAME, model, recipe, directory)
+    origin = origin_of(directory)
+    if origin is not None:
+        model.start_from(origin)
+    training = Training(NAME, model, recipe or (TUNING if origin else RECIPE), directory)
     spoken = {voice: {item.text: item for item in corpus.of(voice)} for voice in VOICES}
     sentences = list(spoken[next(iter(VOICES))])
     examples = thinker.Examples(
@@ -114,12 +128,15 @@ def train(
     )
 
     def losses_of(step: Step) -> Losses:
-        kind = _KINDS[step.number % len(_KINDS)]
-        if kind == "said":
-            batch = examples.saying(random.Random(step.seed).choices(sentences, k=_SIZE), step.seed)
+        said, _, kind = _KINDS[step.number % len(_KINDS)].rpartition("said ")
+        if said:
+            size = _SIZE_OF_LONG if kind == "long" else _SIZE
+            texts = random.Random(step.seed).choices(sentences, k=size)
+            batch = examples.saying(texts, step.seed, kind)
         else:
             batch = examples.draw(kind, step.seed, _SIZE)
-        speech = _speech(batch, spoken, codes, random.Random(step.seed))
+            texts = batch.texts
+        speech = _speech(texts, spoken, codes, random.Random(step.seed))
         with in_16_bits(place):
             return {"codes": predicted(model, frozen, batch, speech)[0]}
 
@@ -128,14 +145,14 @@ def train(
 
 
 def _speech(
-    batch: Batch,
+    texts: Sequence[str],
     spoken: Mapping[str, Mapping[str, Utterance]],
     codes: npt.NDArray[np.int64],
     generator: random.Random,
 ) -> list[tuple[int, torch.Tensor]]:
-    """Return for each reply of a batch the number of a voice, and the codec ids in which it says it."""
+    """Return for each text the number of a voice, and the codec ids in which it says it."""
     found = []
-    for text in batch.texts:
+    for text in texts:
         number = generator.randrange(len(VOICES))
         item = spoken[list(VOICES)[number]][text]
         found.append((number, torch.from_numpy(codes[item.first : item.first + item.codes])))

@@ -12,7 +12,15 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTh
 
 from checkpoint.shape import SPEAKING, CheckpointShape
 from labs.training.data import augmentation, world
-from labs.training.data.dialogues import READING, Conversations, Dialogue, Turn, unspoken, written_down
+from labs.training.data.dialogues import (
+    Conversations,
+    Dialogue,
+    Turn,
+    as_written,
+    read_aloud,
+    unspoken,
+    written_down,
+)
 from labs.training.data.hearing import Clip, Hearing
 from labs.training.data.synthesis import Wave
 from labs.training.parts import vocabulary
@@ -27,19 +35,21 @@ from labs.training.parts.loop import (
     device,
     in_16_bits,
     load_average,
+    weights_file,
 )
 from labs.training.parts.origin import copy_origin, origin_of
+from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 
 NAME = "thinker"
 RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
 # From weights that are finished: the audio encoder alone, so that all else answers and speaks as before.
-TUNING = Recipe(steps=3_000, rate=4e-4, warmup=60, weight_decay=0.01, average=0.99)
+TUNING = Recipe(steps=4_000, rate=4e-4, warmup=60, weight_decay=0.01, average=0.99)
 # Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
 _THINGS_STEPS = 2000
-_KINDS = ("image", "audio", "text", "audio", "read", "image", "audio", "long")
-_SIZES = {"text": 48, "read": 24, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
+_KINDS = ("image", "audio", "text", "audio", "image", "audio", "long")
+_SIZES = {"text": 48, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
 # Share of the recordings in which nobody speaks.
 _UNSPOKEN = 0.06
 _SILENCES = (0.15, 0.5, 1.0)
@@ -73,7 +83,8 @@ def load(directory: Path, model: Any) -> None:
     origin = origin_of(directory)
     if origin is not None:
         copy_origin(origin, model, f"{NAME}.")
-        load_average(directory, NAME, model)
+        if weights_file(directory, NAME).is_file():
+            load_average(directory, NAME, model)
         return
     load_average(directory, NAME, model)
     ratio = model.model.norm.weight.norm() / model.model.embed_tokens.weight.norm(dim=-1).mean()
@@ -117,7 +128,7 @@ class Examples:
             dialogues.append(dialogue)
             heard += [augmentation.vary(self._hearing.wave(clip), noise, longest) for clip in clips]
         waves, moments = [wave for wave, _ in heard], [each for _, each in heard]
-        return self._batcher(dialogues, generator, waves, moments, READING if kind == "read" else None)
+        return self._batcher(dialogues, generator, waves, moments)
 
     def _unspoken(self, generator: random.Random, noise: np.random.Generator) -> tuple[Dialogue, Wave]:
         if generator.random() < 0.5:
@@ -126,9 +137,9 @@ class Examples:
 
     def _dialogue(self, kind: str, generator: random.Random) -> tuple[Dialogue, list[Clip]]:
         """Return a dialogue, and the recordings of its spoken turns."""
-        if kind in ("text", "read", "long"):
-            drawn = {"text": self._conversations.typed, "read": self._conversations.read}
-            return drawn.get(kind, self._conversations.long)(generator), []
+        if kind in ("text", "long"):
+            drawn = self._conversations.typed if kind == "text" else self._conversations.long
+            return drawn(generator), []
         if kind == "things":
             return self._conversations.seen(generator), []
         if kind == "image":
@@ -142,11 +153,22 @@ class Examples:
             return dialogue.after(Turn(earlier.question, earlier.reply, spoken=True)), [earlier, clip]
         return dialogue, [clip]
 
-    def saying(self, replies: Sequence[str], seed: int) -> Batch:
-        """Return a batch of questions in writing, each with one of ``replies`` instead of its own."""
+    def saying(self, texts: Sequence[str], seed: int, kind: str) -> Batch:
+        """Return a batch of dialogues whose replies are ``texts``, as somebody might write them down.
+
+        Args:
+            texts: the replies.
+            seed: draws the rest.
+            kind: ``read`` for the request to read aloud, ``text`` for a typed question, ``long`` for many.
+        """
         generator = random.Random(seed)
-        dialogues = [self._conversations.typed(generator).replying(text) for text in replies]
-        return self._batcher(dialogues, generator)
+        dialogues = [
+            read_aloud(as_written(text, generator))
+            if kind == "read"
+            else self._dialogue(kind, generator)[0].replying(as_written(text, generator))
+            for text in texts
+        ]
+        return self._batcher(dialogues, generator, system=SPEECH_SYSTEM_PROMPT if kind == "read" else None)
 
 
 def kind_of(step: int) -> str:
