@@ -42,9 +42,11 @@ async def growing_pieces(texts: AsyncIterable[str]) -> AsyncGenerator[str, None]
     rest = ""
     async for text in texts:
         rest += text
+        given = 0
         for piece in pieces(rest, ended=False):
-            rest = rest[len(piece) :]
+            given += len(piece)
             yield piece
+        rest = rest[given:]
     for piece in pieces(rest):
         yield piece
 
@@ -89,12 +91,15 @@ def _sentence_ends(text: str) -> Iterator[int]:
 
 def _cut(sentence: str, kept: int) -> Iterator[str]:
     """Yield pieces until at most ``kept`` characters are left."""
-    while len(sentence) > kept:
+    start = 0
+    while (left := len(sentence) - start) > kept:
         end = len(sentence)
-        if end > MOST:
+        if left > MOST:
+            most = start + MOST
             ends = (
-                [match.end() for match in pause.finditer(sentence, LEAST, MOST)] for pause in (_COMMA, _SPACE)
+                [match.end() for match in pause.finditer(sentence, start + LEAST, most)]
+                for pause in (_COMMA, _SPACE)
             )
-            end = next((each[-1] for each in ends if each), MOST)
-        yield sentence[:end]
-        sentence = sentence[end:]
+            end = next((each[-1] for each in ends if each), most)
+        yield sentence[start:end]
+        start = end

@@ -9,7 +9,7 @@ from collections.abc import AsyncGenerator, AsyncIterable, Coroutine, Sequence
 from pathlib import Path
 from typing import Any, Final, Self
 
-from omnirelay.client.answer import AsyncAnswer, OpenAnswer
+from omnirelay.client.answer import AsyncAnswer, OpenAnswer, require_loop
 from omnirelay.client.media import AudioSource
 from omnirelay.client.request import build_request, taking_options_of, transcription
 from omnirelay.client.transport.connection import Connection
@@ -124,10 +124,8 @@ class AsyncClient:
             MediaTooLargeError: Media exceed the gateway's limits.
             InvalidRequestError: A text is not Unicode, a number exceeds 64 bits, or the request is too long.
         """
+        connection = self._connected()
         answer = OpenAnswer(request, self._on_interrupted)
-        connection = self._connection
-        if connection is None:
-            raise GatewayUnreachableError("the client is not connected")
         if connection.usable or self._closed or not self._reconnect_s:
             answer.send_on(connection, resumable=self._reconnect_s > 0)
         else:
@@ -182,12 +180,16 @@ class AsyncClient:
         Raises:
             GatewayUnreachableError: The connection was lost.
         """
-        connection = self._connection
-        if connection is None:
-            raise GatewayUnreachableError("the client is not connected")
+        connection = self._connected()
         if connection.ended is not None and self._reconnect_s and not self._closed:
             connection = await self._usable()
         return await connection.status()
+
+    def _connected(self) -> Connection:
+        if self._connection is None:
+            raise GatewayUnreachableError("the client is not connected")
+        require_loop(self._connection.loop)
+        return self._connection
 
     async def _try_all(self, addresses: Sequence[str]) -> Connection | list[OmniRelayError]:
         """Connect to the first address that answers; else return why none does."""

@@ -102,6 +102,7 @@ class OpenAnswer:
         upload: How much of the request has been sent.
         interrupted_at: Monotonic time since which nothing has come of an answer that was interrupted.
         failures: Requests that have ended since then.
+        loop: The event loop on which the answer arrives.
     """
 
     def __init__(
@@ -129,6 +130,7 @@ class OpenAnswer:
         self._error: OmniRelayError | None = None
         self._ended = False
         self._arrived = asyncio.Event()
+        self.loop: Final = asyncio.get_running_loop()
 
     @property
     def request_id(self) -> str | None:
@@ -167,12 +169,14 @@ class OpenAnswer:
         Raises:
             RequestError: The request failed; subclasses say why.
             GatewayUnreachableError: The connection was lost, and no gateway could go on.
+            RuntimeError: The answer arrives on another event loop.
         """
         while self._taken == len(self._events):
             if self._error is not None:
                 raise self._error
             if self._ended:
                 return None
+            require_loop(self.loop)
             self._arrived.clear()
             try:
                 await self._arrived.wait()
@@ -314,7 +318,6 @@ class AsyncAnswer:
 
     def __init__(self, answer: OpenAnswer) -> None:
         self._open = answer
-        self._loop = asyncio.get_running_loop()
 
     def __del__(self) -> None:
         self.leave()
@@ -324,7 +327,7 @@ class AsyncAnswer:
         if not self._open.ended:
             # The loop may be closed.
             with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._open.leave)
+                self._open.loop.call_soon_threadsafe(self._open.leave)
 
     @property
     def request_id(self) -> str | None:
@@ -376,6 +379,12 @@ class AsyncAnswer:
         if (event := await self._open.next()) is None:
             raise StopAsyncIteration
         return event
+
+
+def require_loop(loop: asyncio.AbstractEventLoop) -> None:
+    """Refuse to wait for what happens on an event loop that does not run here; RuntimeError, as asyncio's."""
+    if asyncio.get_running_loop() is not loop:
+        raise RuntimeError("the client connected on another event loop: make one for each, and close it there")
 
 
 def _is_empty(event: events.Event) -> bool:

@@ -3,11 +3,12 @@
 import asyncio
 import ssl
 import threading
+import weakref
 from collections.abc import Coroutine, Generator, Sequence
 from pathlib import Path
 from typing import Any, Self, TypeVar
 
-from omnirelay.client.aio import RECONNECT_S, AsyncClient
+from omnirelay.client.aio import CLOSED, RECONNECT_S, AsyncClient
 from omnirelay.client.answer import AsyncAnswer
 from omnirelay.client.media import AudioSource
 from omnirelay.client.player import Playback, require_player
@@ -37,9 +38,9 @@ class Answer:
         return self._answer.request_id
 
     def cancel(self) -> None:
-        """Cancel the request; iterating then raises :class:`CancelledRequestError`."""
-        if not (self._client.closed or self._answer.ended):
-            self._client.call(self._cancel())
+        """Cancel the request, without waiting; iterating then raises :class:`CancelledRequestError`."""
+        # The garbage collector may do this on the client's thread, which cannot wait for itself.
+        self._answer.leave()
 
     def result(self) -> ChatResult:
         """Wait for the whole answer, what has been iterated included.
@@ -77,8 +78,7 @@ class Answer:
             while (event := self._next_or_none()) is not None:
                 yield event
         finally:
-            # The garbage collector may do this on the client's thread, which cannot wait for itself.
-            self._answer.leave()
+            self.cancel()
 
     def __next__(self) -> ChatEvent:
         """Give the next event; raises as :meth:`result` does."""
@@ -91,9 +91,6 @@ class Answer:
 
     async def _next(self) -> ChatEvent | None:
         return await anext(self._answer, None)
-
-    async def _cancel(self) -> None:
-        self._answer.cancel()
 
 
 class Client:
@@ -124,15 +121,19 @@ class Client:
         reconnect_s: float = RECONNECT_S,
     ) -> None:
         self._client = AsyncClient(address, api_key, ca, reconnect_s)
-        self._open = True
-        self._scheduling = threading.Lock()
+        # The garbage collector may interrupt this thread, and use the client again.
+        self._scheduling = threading.RLock()
         self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._loop.run_forever, name="gateway-client", daemon=True)
+        self._thread = threading.Thread(
+            target=_serve, args=(self._loop, self._client), name="gateway-client", daemon=True
+        )
         self._thread.start()
+        # Also when the client is no longer referenced.
+        self._stop = weakref.finalize(self, self._loop.call_soon_threadsafe, self._loop.stop)
         try:
             self.call(self._client.connect())
         except BaseException:
-            self._stop()
+            self.close()
             raise
 
     def __enter__(self) -> Self:
@@ -183,46 +184,40 @@ class Client:
 
     def close(self) -> None:
         """Disconnect; the gateway cancels open requests, and threads that wait raise an error."""
-        self._stop()
+        with self._scheduling:
+            # Nothing is scheduled after this.
+            self._stop()
+        if self._thread is not threading.current_thread():
+            self._thread.join()
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed."""
-        return not self._open
+        """Whether it was closed, or belongs to the process from which this one was forked."""
+        return not (self._stop.alive and self._thread.is_alive())
 
     def call(self, work: Coroutine[Any, Any, T]) -> T:
         """Run a coroutine on the client's thread.  For the client's own use.
 
         Raises:
-            GatewayUnreachableError: The client was closed.
+            GatewayUnreachableError: The client was closed, or belongs to another process.
         """
         with self._scheduling:
             if self.closed:
                 work.close()
-                raise GatewayUnreachableError("the client was closed")
+                forked = "a process that was forked needs a client of its own"
+                raise GatewayUnreachableError(forked if self._stop.alive else CLOSED)
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
             return future.result()
-        except KeyboardInterrupt:
-            future.cancel()
-            raise
-
-    def _stop(self) -> None:
-        with self._scheduling:
-            if self.closed:
-                return
-            # Nothing is scheduled after this.
-            self._open = False
-            asyncio.run_coroutine_threadsafe(self._finish(), self._loop)
-        self._thread.join()
-        self._loop.close()
-
-    async def _finish(self) -> None:
-        """Close the connection, let waiting tasks see that, and end the thread."""
-        try:
-            await self._client.close()
-            others = asyncio.all_tasks() - {asyncio.current_task()}
-            if others:
-                await asyncio.wait(others)
         finally:
-            self._loop.stop()
+            # Something else may have been raised here, such as KeyboardInterrupt.
+            future.cancel()
+
+
+def _serve(loop: asyncio.AbstractEventLoop, client: AsyncClient) -> None:
+    """Run until the loop is stopped; then close the connection, and let waiting tasks see that."""
+    loop.run_forever()
+    loop.run_until_complete(client.close())
+    if others := asyncio.all_tasks(loop):
+        loop.run_until_complete(asyncio.wait(others))
+    loop.close()

@@ -1,16 +1,18 @@
-"""Clients that are closed: in the middle of an answer, and used afterwards."""
+"""Clients that are closed or lost: in the middle of an answer, and used afterwards or elsewhere."""
 
 import asyncio
+import gc
+import sys
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from omnirelay import AsyncClient, AudioEvent, Client
+from omnirelay import AsyncAnswer, AsyncClient, AudioEvent, Client
 from omnirelay.errors import GatewayUnreachableError
 from omnirelay.protocol import PROTOCOL_VERSION, Welcome, pack, read_frame
 from shared.config import Config
@@ -86,6 +88,112 @@ def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure
     async def scenario() -> None:
         async with bench(configure()) as b:
             await asyncio.to_thread(use, b.listen)
+
+    run(scenario())
+
+
+def test_a_plain_client_that_is_lost_leaves_nothing(configure: Configure) -> None:
+    def lose(listen: str) -> threading.Thread:
+        client = Client(listen)
+        thread, answer = client._thread, client.chat("Hi")
+        next(answer)
+        del client, answer
+        gc.collect()
+        return thread
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            losing = asyncio.create_task(asyncio.to_thread(lose, b.listen))
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+            thread = await losing
+            await b.stages.aborted(request.request_id)
+            await until(lambda: not thread.is_alive(), "the end of the client's thread")
+            await until(lambda: not b.process.access.tcp_places.taken, "no connection")
+
+    run(scenario())
+
+
+def test_what_the_garbage_collector_ends_on_the_clients_thread_does_not_block_it(configure: Configure) -> None:
+    def events(client: Client) -> Generator[Any, None, None]:
+        with client.chat("Hi") as answer:
+            yield from answer
+
+    def use(listen: str) -> None:
+        with Client(listen) as client:
+            cycle: list[Any] = [events(client)]
+            next(cycle[0])
+            cycle.append(cycle)
+            collected = threading.Event()
+            del cycle
+            client._loop.call_soon_threadsafe(lambda: (gc.collect(), collected.set()))
+            assert collected.wait(30)
+            assert client.status().ready
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            using = asyncio.create_task(asyncio.to_thread(use, b.listen))
+            request = await b.stages.request(0)
+            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+            await using
+            await b.stages.aborted(request.request_id)
+
+    gc.disable()
+    try:
+        run(scenario())
+    finally:
+        gc.enable()
+
+
+FORKS = """
+import os, sys
+from omnirelay import Client, errors
+with Client(sys.argv[1]) as client:
+    child = os.fork()
+    if not child:
+        try:
+            client.status()
+        except errors.GatewayUnreachableError as error:
+            print(error, flush=True)
+        client.close()
+        sys.exit(7)
+    print(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), client.status().ready)
+"""
+
+
+def test_a_forked_process_needs_a_client_of_its_own(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            pipe = asyncio.subprocess.PIPE
+            program = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKS, b.listen, stdout=pipe)
+            said, _ = await program.communicate()
+            assert said.decode().splitlines() == [
+                "a process that was forked needs a client of its own",
+                "7 True",
+            ]
+
+    run(scenario())
+
+
+def test_a_client_of_another_event_loop_is_not_waited_for(configure: Configure) -> None:
+    def use(client: AsyncClient, answer: AsyncAnswer) -> None:
+        async def ask() -> None:
+            for work in (answer.result, client.status):
+                with pytest.raises(RuntimeError, match="another event loop"):
+                    await work()
+            with pytest.raises(RuntimeError, match="another event loop"):
+                client.chat("Hi")
+
+        asyncio.run(ask())
+        with pytest.raises(RuntimeError):
+            client.chat("Hi")
+
+    async def scenario() -> None:
+        async with bench(configure()) as b, AsyncClient(b.listen) as client:
+            await asyncio.to_thread(use, client, client.chat("Hi"))
+            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+            client.chat("Hi again")
+            assert len(b.stages.requests) == 1
 
     run(scenario())
 

@@ -5,6 +5,7 @@ import base64
 import io
 import json
 import re
+import threading
 import wave
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
@@ -14,6 +15,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
+from gateway.http.realtime.items import read_item
 from gateway.http.realtime.outbox import Outbox
 from gateway.requests.metrics import ResumeOutcome
 from shared.config import Config
@@ -113,6 +115,10 @@ async def calling(config: Config, key: str | None = None) -> AsyncIterator[tuple
 
 def detached(b: HttpBench) -> float:
     return b.process.gateway.metrics.sessions.labels("detached")._value.get()
+
+
+def connected(b: HttpBench) -> float:
+    return b.process.gateway.metrics.sessions.labels("websocket")._value.get()
 
 
 def resumes(b: HttpBench, outcome: ResumeOutcome) -> float:
@@ -259,7 +265,20 @@ def test_a_client_that_is_too_late_gets_a_new_session(configure: Configure) -> N
 
 
 @pytest.mark.parametrize("after", ["4", "99", "-1", "x", "9" * 5000])
-def test_events_that_are_not_kept(configure: Configure, after: str) -> None:
+def test_a_session_whose_events_are_not_kept_ends(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, after: str
+) -> None:
+    told: list[str] = []
+
+    async def send(outbox: Outbox, kind: str, fields: dict[str, Any]) -> None:
+        told.append(kind)
+        await send_as_before(outbox, kind, fields)
+
+    send_as_before = Outbox.send
+    monkeypatch.setattr(Outbox, "send", send)
+    # A new session has a place if the one before has ended.
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 1)
+
     async def scenario() -> None:
         async with calling(configure(http_gateway(), realtime_resume_bytes=3000)) as (b, caller):
             await caller.send("conversation.item.create", item=HELLO)
@@ -271,9 +290,59 @@ def test_events_that_are_not_kept(configure: Configure, after: str) -> None:
             await b.stages.text(name, 0, b.encode(ANSWER), "stop")
             await b.stages.codec(name, 0, [7] * 10, "stop")
             await b.stages.audio(name, 0, CHUNKS[0].tobytes(), last=True)
-            await until(lambda: not b.process.gateway._active, "the end of the answer")
+            await until(lambda: "response.done" in told, "the end of the answer")
             error = await refused(caller, f"session_id={caller.id}&starting_after={after}", caller.secret)
             assert error["param"] == "starting_after"
+            await until(lambda: detached(b) == 0, "the end of the session before")
+            assert connected(b) == 1
+            assert b.process.gateway.held.total == 3000
+            await caller.socket.close()
+            await until(lambda: connected(b) == 0, "no session")
+            error = await refused(caller, f"session_id={caller.id}&starting_after=4", caller.secret)
+            assert "has ended" in error["message"]
+
+    run(scenario())
+
+
+def test_a_session_that_is_replaced_hands_over_its_connection(configure: Configure) -> None:
+    async def scenario() -> None:
+        async with calling(configure(http_gateway())) as (b, caller):
+            older = caller.socket
+            await refused(caller, f"session_id={caller.id}&starting_after=99", caller.secret)
+            with pytest.raises(ConnectionClosed) as closed:
+                await older.recv()
+            assert closed.value.rcvd is not None
+            assert closed.value.rcvd.reason == "taken_over"
+            assert (connected(b), detached(b)) == (1, 0)
+
+    run(scenario())
+
+
+def test_nothing_is_held_for_a_session_that_ended_while_an_item_was_read(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading, goes_on = threading.Event(), threading.Event()
+
+    def read(values: Any, *arguments: Any) -> Any:
+        reading.set()
+        assert goes_on.wait(60)
+        return read_item(values, *arguments)
+
+    monkeypatch.setattr("gateway.http.realtime.session.read_item", read)
+
+    async def scenario() -> None:
+        async with calling(configure(http_gateway())) as (b, caller):
+            await caller.send("conversation.item.create", item=HELLO)
+            await until(reading.is_set, "an item that is read")
+            ended = caller.socket
+            query = f"session_id={caller.id}&starting_after=99"
+            new = asyncio.create_task(refused(caller, query, caller.secret))
+            with pytest.raises(ConnectionClosed):
+                await ended.recv()
+            goes_on.set()
+            await new
+            await caller.socket.close()
+            await idle(b)
 
     run(scenario())
 
@@ -326,7 +395,7 @@ def test_sessions_without_a_connection_count(configure: Configure, monkeypatch: 
             await first.resume()
             await second.resume()
             await second.socket.close()
-            await until(lambda: b.process.gateway.metrics.sessions.labels("websocket")._value.get() == 1)
+            await until(lambda: connected(b) == 1)
             third = await Caller(b).begin()
             await third.socket.close()
 

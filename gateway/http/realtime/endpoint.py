@@ -93,33 +93,36 @@ class Sessions:
             self._resumable[session.id] = live
         return live
 
-    def find(self, socket: WebSocket) -> LiveSession | None:
+    async def find(self, socket: WebSocket) -> LiveSession | None:
         """Connect a WebSocket to the session that it names; none if it names none.
 
         Raises:
-            SessionNotResumedError: There is no such session of this client, or its events are not kept.
+            SessionNotResumedError: There is no such session of this client, or it has ended now, because its
+                events are not kept.
         """
         name = socket.query_params.get(SESSION)
         if name is None:
             return None
         live, after = self._resumable.get(name), socket.query_params.get(AFTER, "0")
-        try:
-            if live is None or not live.admits(client_of(socket.scope), secret_of(socket)):
-                raise SessionNotResumedError(
-                    "no session of this client has this id and this secret, or it has ended", SESSION
-                )
-            if not (after.isascii() and after.isdigit() and len(after) < MAX_DIGITS):
-                raise SessionNotResumedError("must be the number of the last event that arrived", AFTER)
-            detached = live.detached
-            if not live.connect(int(after)):
-                raise SessionNotResumedError(
-                    f"the events after {after} are not all kept (gateway.limits.realtime_resume_bytes)", AFTER
-                )
-        except SessionNotResumedError:
-            self._context.gateway.metrics.session_resumes.labels("refused").inc()
-            raise
-        self._context.gateway.metrics.session_resumes.labels("resumed" if detached else "taken_over").inc()
-        return live
+        resumes = self._context.gateway.metrics.session_resumes
+        if live is None or not live.admits(client_of(socket.scope), secret_of(socket)):
+            resumes.labels("refused").inc()
+            raise SessionNotResumedError(
+                "no session of this client has this id and this secret, or it has ended", SESSION
+            )
+        detached = live.detached
+        if not (after.isascii() and after.isdigit() and len(after) < MAX_DIGITS):
+            problem = "must be the number of the last event that arrived"
+        elif not live.connect(int(after)):
+            problem = f"the events after {after} are not all kept (gateway.limits.realtime_resume_bytes)"
+        else:
+            resumes.labels("resumed" if detached else "taken_over").inc()
+            return live
+        resumes.labels("refused").inc()
+        # Its client goes on with a new one, which may need its place.
+        live.taken.set()
+        await self.end(live)
+        raise SessionNotResumedError(problem, AFTER)
 
     async def linger(self, live: LiveSession, taken: asyncio.Event) -> None:
         """Wait for the next connection of a session that has lost its own."""
@@ -248,7 +251,7 @@ class RealtimeApi:
         not_resumed: SessionNotResumedError | None = None
         try:
             try:
-                live = self._sessions.find(socket)
+                live = await self._sessions.find(socket)
             except SessionNotResumedError as error:
                 live, not_resumed = None, error
             if live is None:

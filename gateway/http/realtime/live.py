@@ -176,7 +176,9 @@ class LiveSession:
     async def close(self) -> None:
         """End the session."""
         self._outbox.close()
-        await self._session.close()
+        # Of a connection that has lost it, and would add to it.
+        async with self._handling:
+            await self._session.close()
         self._hold.release()
 
     async def _begin(self, not_resumed: SessionNotResumedError | None) -> None:

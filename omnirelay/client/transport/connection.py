@@ -81,6 +81,7 @@ class Connection:
         limits: The gateway's.
         ended: Why the connection has ended; None while it is open.
         stopping: The gateway has refused a request because it is stopping.
+        loop: The event loop that serves it.
     """
 
     def __init__(
@@ -94,6 +95,7 @@ class Connection:
         self.limits = Welcome(PROTOCOL_VERSION)
         self.ended: OmniRelayError | None = None
         self.stopping = False
+        self.loop: Final = asyncio.get_running_loop()
         self._api_key = api_key
         self._ca = ca
         self._on_ended = on_ended
