@@ -10,7 +10,7 @@ from services.talker.scheduler import PLAYBACK_MARGIN_KEY, TalkerScheduler
 from shared.config import TalkerConfig
 from shared.messages import SAMPLE_RATE
 from shared.vllm.platform import build_engine
-from shared.vllm.sampling.nucleus import NucleusProcessor
+from shared.vllm.sampling.drawing import DrawProcessor
 from shared.vllm.sampling.repetition import RepetitionProcessor
 
 
@@ -25,7 +25,7 @@ def build_talker(family: TalkerFamily, model: Path, config: TalkerConfig) -> tup
         hf_overrides=family.config,
         scheduler_cls=TalkerScheduler,
         worker_cls="services.talker.worker.TalkerWorker",
-        logits_processors=[RepetitionProcessor, NucleusProcessor],
+        logits_processors=[RepetitionProcessor, DrawProcessor],
         skip_tokenizer_init=True,
         # A prompt's token ids are all alike, so equal prompts could not be told apart.
         enable_prefix_caching=False,

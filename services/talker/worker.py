@@ -9,7 +9,7 @@ from vllm.v1.outputs import ModelRunnerOutput
 
 from services.talker.family import TalkerModel
 from services.talker.scheduler import TalkerOutput, TalkerStep
-from shared.vllm.sampling.generators import seed_of_draw, uniform
+from shared.vllm.sampling.seeds import seed_of_draw, uniform
 from shared.vllm.transfer import to_device
 from shared.vllm.worker import StageWorker
 

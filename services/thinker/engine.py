@@ -13,7 +13,7 @@ from services.thinker.penalties import AnswerPenalties
 from services.thinker.scheduler import PLAYBACK_MARGIN_KEY, ThinkerScheduler
 from shared.config import MediaConfig, ThinkerConfig
 from shared.vllm.platform import build_engine
-from shared.vllm.sampling.nucleus import NucleusProcessor
+from shared.vllm.sampling.drawing import DrawProcessor
 from shared.vllm.sampling.repetition import RepetitionProcessor
 
 
@@ -30,7 +30,7 @@ def build_thinker(
         hf_overrides={"architectures": [family.architecture]},
         scheduler_cls=ThinkerScheduler,
         worker_cls="services.thinker.worker.ThinkerWorker",
-        logits_processors=[RepetitionProcessor, AnswerPenalties, NucleusProcessor],
+        logits_processors=[RepetitionProcessor, AnswerPenalties, DrawProcessor],
         enable_prefix_caching=config.engine.enable_prefix_caching,
         additional_config={PLAYBACK_MARGIN_KEY: config.playback_margin_s},
         # A video may bring its sound.

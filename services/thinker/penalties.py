@@ -14,6 +14,7 @@ from vllm.v1.sample.logits_processor.builtin import process_dict_updates
 
 from services.thinker.resume import prompt_length
 from shared.vllm.sampling.arguments import arguments_of
+from shared.vllm.transfer import to_device
 
 
 @dataclass(slots=True)
@@ -54,12 +55,17 @@ class AnswerPenalties(LogitsProcessor):
 
     def apply(self, logits: torch.Tensor) -> torch.Tensor:
         """Penalize float32 [requests, vocabulary] before temperature, in place."""
+        rows: list[int] = []
+        tokens: list[int] = []
+        penalties: list[float] = []
         for row, counts in self._counts.items():
-            tokens, penalties = counts.penalties()
-            if tokens:
-                logits[row, torch.tensor(tokens, device=self._device)] -= torch.tensor(
-                    penalties, device=self._device
-                )
+            those, theirs = counts.penalties()
+            rows += [row] * len(those)
+            tokens += those
+            penalties += theirs
+        if tokens:
+            at = to_device(torch.tensor([rows, tokens]), self._device).unbind()
+            logits[at] -= to_device(torch.tensor(penalties), self._device)
         return logits
 
 

@@ -1,35 +1,26 @@
 """Seeded draws: each a function of the seed and its number, and together as likely as they should be."""
 
 import itertools
-from collections.abc import Callable
-from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
-from vllm.v1.sample.ops.topk_topp_sampler import TopKTopPSampler
 
 from shared.messages import STAGES, Sampling, StageName
+from shared.vllm.sampling.drawing import gumbel_noise
 from shared.vllm.sampling.generation import sampling_params
-from shared.vllm.sampling.generators import go_on_drawing, mix, seed_of_draw
-from shared.vllm.worker import _seed_generators
-
-Sampler = Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
-CPU: Sampler = TopKTopPSampler().forward_cpu
-"""How vLLM draws on a CPU: a random number is the seed of the token's noise."""
-GPU: Sampler = TopKTopPSampler().forward_native
-"""How it draws on a GPU for requests with a seed: the noise of every token is a random number."""
+from shared.vllm.sampling.seeds import mix, seed_of_draw
+from tests.support.drawing import Batch, params_of
 
 seeds = st.integers(0, 2**63 - 1)
 counts = st.integers(0, 2**31)
 
 
 def params(seed: int, made: int = 0, stage: StageName = "thinker") -> SamplingParams:
-    return go_on_drawing(SamplingParams(seed=seed, temperature=1.0), stage, made)
+    return params_of(seed=seed, made=made, stage=stage)
 
 
 @given(seed=seeds, made=counts, drawn=counts)
@@ -60,48 +51,39 @@ def test_no_two_draws_of_neighbouring_seeds_are_alike() -> None:
     assert len({seed % 2**32 for seed in drawn}) == 3 * 100 * 100
 
 
-class Batch:
-    """The part of vLLM's runner that tells which requests draw."""
-
-    def __init__(self, requests: list[SamplingParams]) -> None:
-        names = [str(index) for index in range(len(requests))]
-        self.output: list[list[int]] = [[] for _ in requests]
-        self.input_batch = SimpleNamespace(
-            generators={index: torch.Generator() for index in range(len(requests))},
-            num_reqs=len(requests),
-            req_ids=names,
-            req_output_token_ids=self.output,
-        )
-        self.requests = {
-            name: SimpleNamespace(sampling_params=each) for name, each in zip(names, requests, strict=True)
-        }
-        self.discard_request_mask = SimpleNamespace(np=np.zeros(len(requests), dtype=bool))
-
-    def draw(self, sampler: Sampler, logits: torch.Tensor) -> list[int]:
-        assert _seed_generators(self) == {}
-        tokens, _ = sampler(logits.clone(), self.input_batch.generators, None, None)
-        for output, token in zip(self.output, tokens.tolist(), strict=True):
-            output.append(token)
-        return list(map(int, tokens))
-
-
-@pytest.mark.parametrize("sampler", [CPU, GPU], ids=["a CPU", "a GPU"])
 @settings(deadline=None, max_examples=20)
 @given(seed=seeds, cut=st.integers(0, 9))
-def test_who_resumes_draws_the_same(sampler: Sampler, seed: int, cut: int) -> None:
+def test_who_resumes_draws_the_same(seed: int, cut: int) -> None:
     logits = torch.randn(10, 50, generator=torch.Generator().manual_seed(1))
     whole, resumed = Batch([params(seed)]), Batch([params(seed, cut)])
-    tokens = [whole.draw(sampler, row) for row in logits[:, None]]
-    assert [resumed.draw(sampler, row) for row in logits[cut:, None]] == tokens[cut:]
+    tokens = [whole.draw(row) for row in logits[:, None]]
+    assert [resumed.draw(row) for row in logits[cut:, None]] == tokens[cut:]
 
 
 def test_a_draw_that_is_thrown_away_is_not_one() -> None:
-    batch = Batch([params(1), params(2)])
-    batch.discard_request_mask.np[0] = True
-    thrown, state = batch.input_batch.generators[0], batch.input_batch.generators[0].get_state()
-    assert _seed_generators(batch) == {0: thrown}
-    assert list(batch.input_batch.generators) == [1]
-    assert torch.equal(thrown.get_state(), state)
+    """As vLLM does between the pieces of a prompt."""
+    batch, logits = Batch([params(1)]), torch.zeros(1, 1000)
+    thrown = batch.draw(logits, keep=False)
+    assert batch.draw(logits) == thrown
+    assert batch.draw(logits) != thrown
+
+
+@given(seed=st.integers(0, 2**64 - 1), ids=st.lists(st.integers(0, 2**20), min_size=1, max_size=5))
+def test_noise_is_splitmix64_of_seed_and_token(seed: int, ids: list[int]) -> None:
+    signed = torch.tensor([seed - 2**64 if seed >= 2**63 else seed])
+    words = [mix(seed + each * 0x9E3779B97F4A7C15) >> 1 for each in ids]
+    expected = -torch.log(-torch.log1p(-torch.tensor(words, dtype=torch.float64) / 2.0**63))
+    found = gumbel_noise(signed, torch.tensor(ids))
+    assert found.dtype == torch.float32
+    assert torch.allclose(found[0].double(), expected, rtol=1e-4, atol=1e-4)
+
+
+def test_noise_is_finite_from_above_where_all_bits_are_zero() -> None:
+    """A token whose noise were infinite would be drawn however unlikely it is."""
+    # The word whose mixture is 0, before the first id is added.
+    seed = torch.tensor([2**64 - 0x9E3779B97F4A7C15])
+    assert mix(int(seed)) == 0
+    assert 60 < float(gumbel_noise(seed, torch.tensor([0]))) < 80
 
 
 def chi_square(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
@@ -109,9 +91,8 @@ def chi_square(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
     return float(((observed - expected) ** 2 / expected).sum())
 
 
-@pytest.mark.parametrize("sampler", [CPU, GPU], ids=["a CPU", "a GPU"])
 @pytest.mark.parametrize("fixed", ["the seed", "the number"])
-def test_tokens_are_as_likely_as_the_logits_say(sampler: Sampler, fixed: str) -> None:
+def test_tokens_are_as_likely_as_the_logits_say(fixed: str) -> None:
     """Along one request, and over the first draws of many.
 
     With 29 degrees of freedom a right one exceeds 66 once in ten thousand times.
@@ -122,32 +103,29 @@ def test_tokens_are_as_likely_as_the_logits_say(sampler: Sampler, fixed: str) ->
     if fixed == "the seed":
         batch = Batch([params(11)])
         for _ in range(draws):
-            counted[batch.draw(sampler, logits)] += 1
+            counted[batch.draw(logits)] += 1
     else:
         for first in range(0, draws, 500):
             batch = Batch([params(seed) for seed in range(first, first + 500)])
-            counted += torch.bincount(
-                torch.tensor(batch.draw(sampler, logits.expand(500, -1))), minlength=vocabulary
-            )
+            counted += torch.bincount(torch.tensor(batch.draw(logits.expand(500, -1))), minlength=vocabulary)
     assert chi_square(counted, logits[0].double().softmax(dim=0)) < 66
 
 
 def test_draws_that_follow_one_another_are_independent() -> None:
     """Pairs of ten equally likely tokens: 99 degrees of freedom, above 161 once in ten thousand times."""
     batch = Batch([params(5)])
-    tokens = [batch.draw(CPU, torch.zeros(1, 10))[0] for _ in range(20_001)]
+    tokens = [batch.draw(torch.zeros(1, 10))[0] for _ in range(20_001)]
     pairs = torch.tensor([10 * one + other for one, other in itertools.pairwise(tokens)])
     assert chi_square(torch.bincount(pairs, minlength=100).double(), torch.full((100,), 0.01)) < 161
 
 
-@pytest.mark.parametrize("sampler", [CPU, GPU], ids=["a CPU", "a GPU"])
 @pytest.mark.parametrize("lag", [-1, 0, 1])
-def test_the_stages_of_a_request_draw_independently(sampler: Sampler, lag: int) -> None:
+def test_the_stages_of_a_request_draw_independently(lag: int) -> None:
     """Pairs of a text and a codec token with the same logits, as in the test above."""
     tokens = {}
     for stage in STAGES[:2]:
         batch = Batch([params(seed, stage=stage) for seed in range(400)])
-        tokens[stage] = torch.tensor([batch.draw(sampler, torch.zeros(400, 10)) for _ in range(30)])
+        tokens[stage] = torch.tensor([batch.draw(torch.zeros(400, 10)) for _ in range(30)])
     text, codec = tokens["thinker"][1:-1], tokens["talker"][1 + lag : 29 + lag]
     pairs = torch.bincount((10 * text + codec).flatten(), minlength=100)
     assert chi_square(pairs.double(), torch.full((100,), 0.01)) < 161

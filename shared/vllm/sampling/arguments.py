@@ -15,7 +15,7 @@ class RequestArguments:
     wants_rows: bool = False  # Its conditioning rows are sent
     stream: int = 0  # Of seeded draws
     made: int = 0  # Draws of earlier attempts
-    nucleus: tuple[int, float] | None = None  # Top-k and top-p that vLLM's sampler does not have
+    nucleus: tuple[int, float] | None = None  # Top-k and top-p of draws, which are not vLLM's sampler's
     repetition: float = 1.0  # The penalty that vLLM's sampler does not have
     seen: Any = None  # Tokens that the penalty is for, kept while the request is out of the batch
     presence: float = 0.0  # Penalties for tokens of the answer, over all attempts

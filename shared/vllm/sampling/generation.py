@@ -15,9 +15,9 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from omnirelay.errors import InvalidRequestError, PromptTooLongError, StageFailedError
 from shared.messages import FinishReason, Sampling, StageLoad, StageName
 from shared.tracing.stage import StageTraces
-from shared.vllm.sampling.generators import go_on_drawing
-from shared.vllm.sampling.nucleus import use_fast_top_k
+from shared.vllm.sampling.drawing import draw_here
 from shared.vllm.sampling.repetition import penalize_here
+from shared.vllm.sampling.seeds import go_on_drawing
 
 REFUSALS: Final = (ValueError, VLLMClientError)
 """What vLLM raises for a request that is wrong in itself."""
@@ -57,7 +57,6 @@ def sampling_params(
             top_k=sampling.top_k,
             top_p=sampling.top_p,
             repetition_penalty=sampling.repetition_penalty,
-            seed=seed,
             stop_token_ids=stop_token_ids,
             detokenize=False,
             output_kind=RequestOutputKind.DELTA,
@@ -65,7 +64,7 @@ def sampling_params(
         )
     except REFUSALS as error:
         raise InvalidRequestError(f"sampling: {error}") from error
-    return go_on_drawing(penalize_here(use_fast_top_k(params)), stage, made)
+    return go_on_drawing(penalize_here(draw_here(params)), stage, seed, made)
 
 
 def submit(

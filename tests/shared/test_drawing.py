@@ -1,0 +1,161 @@
+"""Top-k, top-p and draws of whole batches, against vLLM's own filter and the probabilities it leaves."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from vllm import SamplingParams
+from vllm.v1.sample.logits_processor import BatchUpdate
+from vllm.v1.sample.logits_processor.interface import AddedRequest, MoveDirectionality
+from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
+
+from shared.vllm.sampling.drawing import MAX_CANDIDATES
+from tests.support.drawing import Batch, params_of, processor
+from tests.support.recorder import Recorder
+
+VOCABULARY = 300
+# What OpenAI's clients send, the talker's defaults, and what only experiments have.
+KINDS: list[dict[str, float]] = [{}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.8}, {"top_k": 5}]
+
+Request = tuple[int, float]
+
+
+def update(size: int, added: dict[int, SamplingParams], removed=(), moved=()) -> BatchUpdate:
+    rows: list[AddedRequest] = [(index, asked, None, []) for index, asked in added.items()]
+    return BatchUpdate(batch_size=size, added=rows, removed=list(removed), moved=list(moved))
+
+
+def random_logits(rows: int, seed: int, scale: float = 3.0, vocabulary: int = VOCABULARY) -> torch.Tensor:
+    # Distinct values: what is kept of equal ones is a matter of order.
+    generator = torch.Generator().manual_seed(seed)
+    ranks = torch.stack([torch.randperm(vocabulary, generator=generator) for _ in range(rows)])
+    return scale * torch.special.ndtri((ranks + 0.5) / vocabulary).float()
+
+
+def filtered(logits: torch.Tensor, requests: list[Request]) -> torch.Tensor:
+    """By vLLM's own sampler."""
+    top_k = torch.tensor([k or logits.shape[1] for k, _ in requests])
+    top_p = torch.tensor([p for _, p in requests])
+    return apply_top_k_top_p_pytorch(logits.clone(), top_k.clamp(max=logits.shape[1]), top_p)
+
+
+def kept_of(request: Request, logits: torch.Tensor) -> torch.Tensor:
+    """Bool ``[vocabulary]``: tokens that can be drawn."""
+    nucleus = processor()
+    nucleus.update_state(update(1, {0: params_of(top_k=request[0], top_p=request[1])}))
+    if not (group := nucleus._groups[0])._most:
+        return torch.ones(logits.shape[0], dtype=torch.bool)
+    candidates, ids = group._candidates(logits[None])
+    kept = torch.zeros(logits.shape[0], dtype=torch.bool)
+    kept[ids[torch.isfinite(candidates)]] = True
+    return kept
+
+
+@settings(deadline=None, max_examples=150)
+@given(
+    request=st.tuples(st.integers(0, VOCABULARY + 50), st.floats(0.01, 1.0)),
+    seed=st.integers(0, 2**16),
+    scale=st.sampled_from([0.1, 1.0, 5.0]),
+)
+def test_keeps_what_vllm_s_sampler_keeps(request, seed, scale):
+    logits = random_logits(1, seed, scale)
+    kept = kept_of(request, logits[0])
+    # Sums of rounded probabilities may fall on either side of p: at most the last token of a nucleus differs.
+    assert (kept != torch.isfinite(filtered(logits, [request]))[0]).sum() <= 1
+
+
+def test_equal_logits_are_kept_together():
+    assert kept_of((2, 0.99), torch.tensor([1.0, 5.0, 1.0, 0.0])).tolist() == [True, True, True, False]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_tokens_are_as_likely_as_the_filtered_logits_say(kind):
+    """With 11 degrees of freedom a right one exceeds 37 once in ten thousand times."""
+    draws, logits = 20_000, random_logits(1, 5, 1.5, vocabulary=12)
+    drawn = Batch([params_of(seed=seed, **kind) for seed in range(draws)]).draw(logits.expand(draws, -1))
+    counted = torch.bincount(torch.tensor(drawn), minlength=12).double()
+    request = int(kind.get("top_k", 0)), kind.get("top_p", 1.0)
+    expected = filtered(logits, [request])[0].double().softmax(0) * draws
+    assert counted[expected == 0].sum() == 0
+    likely = expected > 0
+    assert ((counted - expected)[likely] ** 2 / expected[likely]).sum() < 37
+
+
+def test_a_rare_token_is_as_rare_as_it_should_be():
+    """Noise of few bits has a largest number, which too many tokens would get, or none of the rare ones."""
+    logits = torch.full((1, 50_000), -16.0)
+    logits[0, 7] = 0.0
+    share = float(logits.double().softmax(1)[0, 7])
+    draws = 2_000
+    drawn = [Batch([params_of(seed=seed)]).draw(logits)[0] for seed in range(draws)]
+    others = sum(token != 7 for token in drawn)
+    assert 0 < others < (1 - share) * draws + 5 * ((1 - share) * draws) ** 0.5
+    assert len(set(drawn)) == others + 1
+
+
+@pytest.mark.parametrize("size", [2, 5])
+def test_a_draw_does_not_depend_on_the_batch(size):
+    requests = [params_of(seed=number, **KINDS[number % 4]) for number in range(size)]
+    requests[0] = params_of(seed=0, top_k=MAX_CANDIDATES + 1, top_p=0.9)
+    logits = random_logits(size, 3, vocabulary=2 * MAX_CANDIDATES)
+    # As bfloat16 has them: many are equal.
+    logits = logits.bfloat16().float()
+    batch, alone = Batch(requests), [Batch([each]) for each in requests]
+    for _ in range(20):
+        assert batch.draw(logits) == [
+            each.draw(row[None])[0] for each, row in zip(alone, logits, strict=True)
+        ]
+
+
+def test_greedy_requests_stay_with_vllm():
+    nucleus, logits = processor(), random_logits(1, 1)
+    asked = params_of(top_k=40, top_p=0.8, temperature=0.0)
+    nucleus.update_state(update(1, {0: asked}))
+    assert torch.equal(nucleus.apply(logits.clone()), logits)
+
+
+def test_follows_requests_that_join_leave_and_move():
+    nucleus, logits = processor(), random_logits(4, 2)
+    batch: dict[int, SamplingParams] = {0: params_of(seed=5, top_k=5), 2: params_of(seed=9)}
+
+    def check(rows: int = 4) -> None:
+        left = nucleus.apply(logits[:rows].clone())
+        for row in range(rows):
+            alone = processor()
+            alone.update_state(update(1, {0: batch[row]} if row in batch else {}))
+            assert torch.equal(left[row : row + 1], alone.apply(logits[row : row + 1].clone())), row
+
+    nucleus.update_state(update(4, batch))
+    check()
+    nucleus.update_state(None)
+    check()
+    nucleus.update_state(update(4, {}, moved=[(0, 1, MoveDirectionality.UNIDIRECTIONAL)]))
+    batch[1] = batch.pop(0)
+    check()
+    nucleus.update_state(update(4, {}, moved=[(1, 2, MoveDirectionality.SWAP)]))
+    batch[1], batch[2] = batch[2], batch[1]
+    check()
+    greedy, other = params_of(temperature=0.0), params_of(seed=3, top_p=0.2)
+    nucleus.update_state(update(4, {2: greedy, 3: other}, removed=[1]))
+    batch = {3: other}
+    check()
+    nucleus.update_state(update(4, {0: batch[3]}, removed=[3]))
+    # One request, and one row: rows are not picked.
+    nucleus.update_state(update(1, {}))
+    batch = {0: other}
+    check(1)
+    nucleus.update_state(update(1, {}, removed=[0]))
+    batch = {}
+    check(1)
+
+
+def test_the_kernels_of_a_draw_do_not_become_more_with_the_requests():
+    counts = []
+    for size in (1, 64):
+        made = processor()
+        made.update_state(update(size, {row: params_of(seed=row, **KINDS[2]) for row in range(size)}))
+        logits, seeds = random_logits(size, 1), torch.arange(size)
+        with Recorder() as recorder:
+            made._groups[0].draw(logits, seeds)
+        counts.append(len(recorder.calls))
+    assert counts[0] == counts[1] < 60
