@@ -4,6 +4,7 @@ from shared.config.cluster import ProcessPlace
 from shared.config.gateway import GatewayAddresses, GatewayConfig, TlsConfig
 from shared.config.loading import (
     ENV_PREFIX,
+    MODEL_VARIABLE,
     NOT_YAML,
     check_values,
     holds_nothing,
@@ -29,6 +30,7 @@ from shared.config.stages import (
 __all__ = [
     "DEFAULT_CHECKPOINT",
     "ENV_PREFIX",
+    "MODEL_VARIABLE",
     "NOT_YAML",
     "Config",
     "EngineConfig",
