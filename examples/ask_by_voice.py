@@ -7,7 +7,7 @@ from omnirelay import ChatMessage, Client, SamplingOverrides, audio
 parser = argparse.ArgumentParser(description=__doc__)
 parser.add_argument("question", metavar="QUESTION.wav")
 parser.add_argument("--address", default="tcp://127.0.0.1:5555")
-parser.add_argument("--speaker", help="the voice; the model's default without it")
+parser.add_argument("--voice", help="the voice; the model's default without it")
 parser.add_argument("--out", default="answer.wav")
 parser.add_argument("--max-tokens", type=int, default=256, help="of text")
 parser.add_argument("--max-seconds", type=float, default=30, help="of speech")
@@ -18,7 +18,7 @@ with Client(arguments.address) as client:
     conversation = [ChatMessage("user", [audio(arguments.question)])]
     result = client.chat(
         conversation,
-        speaker=arguments.speaker,
+        voice=arguments.voice,
         text_sampling=SamplingOverrides(max_tokens=arguments.max_tokens),
         codec_sampling=SamplingOverrides(max_tokens=int(50 * arguments.max_seconds)),
     ).result()

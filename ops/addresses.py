@@ -12,7 +12,7 @@ from pydantic import BaseModel
 
 from omnirelay.errors import AddressInUseError
 from ops.replicas import own_addresses
-from shared.config import Config
+from shared.config import ENV_PREFIX, Config
 from shared.messages import STAGES
 
 MAX_SOCKET_PATH: Final = 107
@@ -28,15 +28,32 @@ def require_free(config: Config) -> None:
     """Check all addresses before a process is started that would fail with one.
 
     Raises:
-        AddressInUseError: Another process listens at one; the message names it.
+        AddressInUseError: Other processes listen at some; the message names them.
     """
+    taken = []
     for key, address in used(config):
         error = why_not(address)
         if error is not None and error.errno == errno.EADDRINUSE:
-            setting = key.partition(" (")[0]
-            raise AddressInUseError(
-                f"{address} is in use{holder(address)}: stop it, or set {setting} to another address"
-            )
+            taken.append(f"{address} ({key}) is in use{holder(address)}")
+    if taken:
+        raise AddressInUseError(
+            f"{'; '.join(taken)}: stop what listens there, set other addresses in the configuration, or move "
+            "all ports of this stack with `omnirelay up --port-offset 1000`"
+        )
+
+
+def moved(config: Config, offset: int) -> dict[str, str]:
+    """Return environment variables that move a stack: ports by ``offset``, sockets to paths that end in it."""
+    given = dict(_written(config))
+    for stage in STAGES:
+        if (advertised := config.stage(stage).advertise) is not None:
+            given[f"stages.{stage}.advertise"] = advertised
+    elsewhere = {}
+    for key, address in given.items():
+        place, _, port = address.rpartition(":")
+        there = f"{address}.{offset}" if address.startswith("ipc://") else f"{place}:{int(port) + offset}"
+        elsewhere[f"{ENV_PREFIX}{key.upper().replace('.', '__')}"] = there
+    return elsewhere
 
 
 def addresses(config: Config) -> Iterator[tuple[str, str]]:

@@ -39,7 +39,7 @@ class Child:
         name: str,
         command: Sequence[str],
         show: Callable[[str, str], None],
-        changes: Mapping[str, str] | None = None,
+        changes: Mapping[str, str | None] | None = None,
     ) -> "Child":
         """Start a program that dies with this process; call it on the main thread.
 
@@ -47,8 +47,9 @@ class Child:
             name: E.g. ``thinker``.
             command: The program and its arguments.
             show: Called with the name and each line of output.
-            changes: Environment variables that differ from this process's.
+            changes: Environment variables that differ from this process's; None: not set.
         """
+        environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(changes or {})
         process = await asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
@@ -58,7 +59,7 @@ class Child:
             stdin=asyncio.subprocess.DEVNULL,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.STDOUT,
-            env=os.environ | {"PYTHONUNBUFFERED": "1"} | dict(changes or {}),
+            env={name: value for name, value in environment.items() if value is not None},
             # A session of its own: Ctrl-C reaches the launcher only, which stops all in order.
             start_new_session=True,
         )

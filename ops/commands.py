@@ -13,6 +13,7 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     """Add the subcommands."""
     _add_checkpoint(commands)
     _add_up(commands)
+    _add_serve(commands)
     _add_restart(commands)
     cluster.add(commands)
     _add_batch(commands)
@@ -38,9 +39,31 @@ def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def _add_up(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    _add_stack(parser)
     parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
     parser.set_defaults(run=loaded("ops.up"))
+
+
+def _add_serve(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("serve", help="the same as `up`, with the options of `vllm serve`")
+    parser.add_argument("model", metavar="MODEL", help="directory, or id of the Hugging Face hub")
+    parser.add_argument("--host", metavar="HOST", help="of HTTP (default: 127.0.0.1)")
+    parser.add_argument("--port", type=int, metavar="PORT", help="of HTTP (default: 8000)")
+    parser.add_argument(
+        "--served-model-name", nargs="+", metavar="NAME", help="further names of the model in the API"
+    )
+    _add_stack(parser)
+    parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
+    parser.set_defaults(run=loaded("ops.up"))
+
+
+def _add_stack(parser: argparse.ArgumentParser) -> None:
+    """Add the options that ``ops.up.overrides`` reads, and nothing for those of other commands."""
+    parser.set_defaults(model=None, host=None, port=None, served_model_name=None, text_only=False)
+    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    parser.add_argument(
+        "--port-offset", type=int, default=0, metavar="N", help="for a second stack: adds N to all its ports"
+    )
 
 
 def _add_restart(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -52,9 +75,7 @@ def _add_restart(commands: "Commands[argparse.ArgumentParser]") -> None:
         default="all",
         help="which (default: all)",
     )
-    parser.add_argument(
-        "--config", type=Path, metavar="FILE", help="the YAML of `up`; the defaults without it"
-    )
+    _add_stack(parser)
     parser.set_defaults(run=loaded("ops.restart"))
 
 

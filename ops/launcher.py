@@ -9,6 +9,7 @@ import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
 from omnirelay import StatusReport
@@ -48,6 +49,7 @@ class Stack:
         config_path: Its file, which each process reads; None for the defaults.
         show: Called with the name of a process and a line of its output.
         modules: What each process runs.
+        environment: Variables of all processes, beside those of this one.
 
     Raises:
         ConfigError: The file cannot be read repeatedly, as a pipe.
@@ -59,6 +61,7 @@ class Stack:
         config_path: Path | None,
         show: Callable[[str, str], None] | None = None,
         modules: Mapping[str, str] = MODULES,
+        environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if config_path is not None and not config_path.is_file():
             raise ConfigError(
@@ -67,6 +70,8 @@ class Stack:
             )
         self._config = config
         self._modules = modules
+        # All processes are on this machine, so stages on one GPU divide it.
+        self._common: dict[str, str] = {f"{ENV_PREFIX}SHARE_GPUS": "true", **environment}
         self._arguments = ["--config", str(config_path)] if config_path else []
         self._show = show or console.show
         self._children: list[Child] = []
@@ -149,12 +154,7 @@ class Stack:
     async def _launch(self, child: str) -> Child:
         module = self._modules[child.partition(" ")[0]]
         command = [sys.executable, "-m", module, *self._arguments]
-        # All processes are on this machine, so stages on one GPU divide it.
-        common = {f"{ENV_PREFIX}SHARE_GPUS": "true"}
-        if self._config.text_only:
-            # From the command line: it is in no file.
-            common[f"{ENV_PREFIX}TEXT_ONLY"] = "true"
-        return await Child.start(child, command, self._show, common | self._changes[child])
+        return await Child.start(child, command, self._show, self._common | self._changes[child])
 
     def reload(self) -> None:
         """Let gateways reload their API keys and certificates, and stages the gateways' addresses."""

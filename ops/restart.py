@@ -14,6 +14,7 @@ from omnirelay.errors import ConfigError, GatewayUnreachableError, MessageError,
 from ops.addresses import MODULES
 from ops.launcher import POLL_S, RENEW, ready_pids
 from ops.target import probe_target
+from ops.up import overrides
 from shared.config import Config, load_config
 
 _PROC: Final = Path("/proc")
@@ -25,7 +26,7 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OmniRelayError: No stack of this machine's ``omnirelay up`` serves, or it ended meanwhile.
     """
-    config = load_config(arguments.config)
+    config = load_config(arguments.config, os.environ | overrides(arguments))
     kinds = [*config.served_stages, "gateway"] if arguments.process == "all" else [arguments.process]
     asyncio.run(_restart(config, kinds))
     return 0
@@ -80,7 +81,7 @@ def _launcher(report: StatusReport) -> int:
     try:
         # Behind the name, which may contain anything.
         parent = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-        if b"up" in _command(parent):
+        if not {b"up", b"serve"}.isdisjoint(_command(parent)):
             return parent
     except OSError as error:
         raise ConfigError(f"the gateway, pid {pid}, does not run on this machine") from error

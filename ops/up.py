@@ -1,7 +1,8 @@
-"""``omnirelay up``: the stack in the foreground until Ctrl-C."""
+"""``omnirelay up`` and ``serve``: the stack in the foreground until Ctrl-C."""
 
 import argparse
 import asyncio
+import json
 import os
 import signal
 from collections.abc import Coroutine
@@ -9,9 +10,10 @@ from typing import Any
 
 from omnirelay.errors import OmniRelayError
 from ops import checkpoint
+from ops.addresses import moved, split
 from ops.console import announce, console
 from ops.launcher import RENEW, Stack, running
-from shared.config import ENV_PREFIX, Config, load_config
+from shared.config import ENV_PREFIX, MODEL_VARIABLE, Config, GatewayConfig, load_config
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -23,12 +25,12 @@ def run(arguments: argparse.Namespace) -> int:
     Raises:
         OmniRelayError: The stack could not start, or one of its processes ended.
     """
-    asked = {f"{ENV_PREFIX}TEXT_ONLY": "true"} if arguments.text_only else {}
+    asked = overrides(arguments)
     config = load_config(arguments.config, os.environ | asked)
     console.form = config.log_format
     try:
         checkpoint.prepare(config)
-        stack = Stack(config, arguments.config)
+        stack = Stack(config, arguments.config, environment=asked)
         asyncio.run(run_until_stopped(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
     except OmniRelayError as error:
         if config.log_format != "json":
@@ -38,6 +40,32 @@ def run(arguments: argparse.Namespace) -> int:
     announce("stopped")
     console.flush()
     return 0
+
+
+def overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what options say of the configuration, as environment variables for all processes.
+
+    Raises:
+        ConfigError: The configuration cannot be read, or an option has no valid value.
+    """
+    asked: dict[str, str] = {}
+    if arguments.text_only:
+        asked[f"{ENV_PREFIX}TEXT_ONLY"] = "true"
+    if arguments.model is not None:
+        asked[MODEL_VARIABLE] = arguments.model
+    if arguments.served_model_name:
+        asked[f"{ENV_PREFIX}GATEWAY__MODEL_NAMES"] = json.dumps(arguments.served_model_name)
+    if arguments.port_offset:
+        asked |= moved(load_config(arguments.config, os.environ | asked), arguments.port_offset)
+    if arguments.host is not None or arguments.port is not None:
+        http = load_config(arguments.config, os.environ | asked).gateway.http or GatewayConfig().http or ""
+        host, port = split(http)
+        host = host if arguments.host is None else arguments.host
+        port = port if arguments.port is None else arguments.port
+        asked[f"{ENV_PREFIX}GATEWAY__HTTP"] = (
+            f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+        )
+    return asked
 
 
 async def run_until_stopped(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:

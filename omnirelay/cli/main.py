@@ -118,7 +118,7 @@ def _add_say(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def _add_speech(parser: argparse.ArgumentParser, played: str) -> None:
     """Add the options of speech; ``played`` says when it is played by default."""
-    parser.add_argument("--speaker", metavar="NAME", help="voice (default: the checkpoint's)")
+    parser.add_argument("--voice", "--speaker", metavar="NAME", help="voice (default: the checkpoint's)")
     parser.add_argument("--system", metavar="TEXT", help="system message (default: the gateway's)")
     parser.add_argument("--seed", type=int, metavar="N", help="make the answer repeatable")
     parser.add_argument("--out", type=Path, metavar="FILE.wav", help="write the speech to this file")

@@ -28,7 +28,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.out is not None:
         require_wav(arguments.out)
         listeners.append(WavWriter(arguments.out))
-    how = {"speaker": arguments.speaker, "system": arguments.system, "seed": arguments.seed}
+    how = {"voice": arguments.voice, "system": arguments.system, "seed": arguments.seed}
     with ExitStack() as stack:
         if player is not None:
             playback = stack.enter_context(Playback(player))

@@ -9,7 +9,7 @@ import functools
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
-from typing import Any, Concatenate, Final, Literal, NoReturn, ParamSpec, TypeVar
+from typing import Any, Concatenate, Final, Literal, NoReturn, ParamSpec, Protocol, TypeVar
 
 import msgspec
 
@@ -21,6 +21,17 @@ from omnirelay.values import TRANSCRIPTION_PROMPT
 
 Prompt = str | Sequence[ChatMessage | Mapping[str, Any]] | GenerateRequest
 """Text of the user, a conversation, or a whole request (then without options)."""
+
+
+class Conversation(Protocol):
+    """What has messages, as an answer of ``omnirelay.server.Omni.generate``."""
+
+    @property
+    def messages(self) -> Sequence[ChatMessage | Mapping[str, Any]]:
+        """The messages, in their order."""
+
+
+History = Sequence[ChatMessage | Mapping[str, Any]] | Conversation
 _ALIASES: Final = {
     "system_prompt": "system",
     "max_new_tokens": "max_tokens",
@@ -35,6 +46,7 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     prompt: Prompt = "",
     *,
     system: str | None = None,
+    history: History = (),
     audio: AudioSource | Sequence[AudioSource] = (),
     images: ImageSource | Sequence[ImageSource] = (),
     videos: VideoSource | Sequence[VideoSource] = (),
@@ -63,6 +75,7 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         prompt: Text of the user; a conversation of ``ChatMessage`` or of dicts as in OpenAI's API, with parts
             of type ``text``, ``image_url`` and ``input_audio``; or a whole ``GenerateRequest``.
         system: Text of a system message before the prompt.
+        history: Messages between the system message and the prompt, or an answer whose conversation goes on.
         audio: Sounds, one source or several: paths, URLs, bytes of files, or ``omnirelay.audio(samples)``.
             Media precede the text, in the same message.
         images: Images likewise.
@@ -113,9 +126,10 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         traceparent=traceparent,
         say=say,
     )
+    earlier = history if isinstance(history, Sequence) else history.messages
     media = any(not isinstance(each, list | tuple) or each for each in (audio, images, videos))
     if isinstance(prompt, GenerateRequest):
-        if options != GenerateRequest() or media or system is not None:
+        if options != GenerateRequest() or media or earlier or system is not None:
             raise TypeError("options belong into the GenerateRequest itself")
         return prompt
     if prompt == "" and say is not None and not media:
@@ -125,7 +139,8 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     elif media:
         raise TypeError("media of a conversation belong into its messages")
     else:
-        messages = [_message(message, f"messages[{at}]") for at, message in enumerate(prompt)]
+        messages = _messages(prompt, "messages")
+    messages = _messages(earlier, "history") + messages
     if system is not None:
         messages.insert(0, ChatMessage("system", system))
     return msgspec.structs.replace(options, messages=messages)
@@ -206,6 +221,10 @@ class _ImageUrl(_Struct, frozen=True, tag="image_url"):
 class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     role: Role
     content: str | list[Any]
+
+
+def _messages(messages: Sequence[object], where: str) -> list[ChatMessage]:
+    return [_message(message, f"{where}[{at}]") for at, message in enumerate(messages)]
 
 
 def _message(message: object, where: str) -> ChatMessage:

@@ -120,7 +120,11 @@ class Client:
         ca: str | Path | ssl.SSLContext | None = None,
         reconnect_s: float = RECONNECT_S,
     ) -> None:
-        self._client = AsyncClient(address, api_key, ca, reconnect_s)
+        self._begin(AsyncClient(address, api_key, ca, reconnect_s))
+
+    def _begin(self, client: AsyncClient) -> None:
+        """Connect an asyncio client on a thread of its own."""
+        self._client = client
         # The garbage collector may interrupt this thread, and use the client again.
         self._scheduling = threading.RLock()
         self._loop = asyncio.new_event_loop()

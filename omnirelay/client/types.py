@@ -1,11 +1,13 @@
 """What a client receives."""
 
+import base64
+import html
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from omnirelay.client.wav import write_wav
+from omnirelay.client.wav import wav_bytes, write_wav
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent, samples_of
 
 if TYPE_CHECKING:
@@ -47,7 +49,15 @@ class ChatResult:
 
     def __repr__(self) -> str:
         """One line, without the samples and tokens."""
-        return f"ChatResult(text={self.text!r}, audio_seconds={self.done.audio_seconds:.2f})"
+        return f"{type(self).__name__}(text={self.text!r}, audio_seconds={self.done.audio_seconds:.2f})"
+
+    def _repr_html_(self) -> str:
+        """In a notebook: a player, and the text."""
+        player = ""
+        if self.waveform:
+            sound = base64.b64encode(wav_bytes(self.waveform)).decode()
+            player = f'<audio controls src="data:audio/wav;base64,{sound}"></audio>'
+        return f"{player}<p>{html.escape(self.text)}</p>"
 
     @property
     def audio(self) -> "Samples":

@@ -1,5 +1,6 @@
 """PCM to PCM16 and WAV files, without NumPy."""
 
+import io
 import sys
 import wave
 from array import array
@@ -39,6 +40,17 @@ def require_wav(path: Path) -> None:
         raise OutputError(f"cannot write {path}: there is no folder {path.parent}, make it first")
 
 
+def wav_bytes(waveform: bytes) -> bytes:
+    """Return PCM, float32 little-endian, as a WAV file of 24 kHz mono PCM16."""
+    written = io.BytesIO()
+    with wave.open(written, "wb") as file:
+        file.setnchannels(1)
+        file.setsampwidth(2)
+        file.setframerate(SAMPLE_RATE)
+        file.writeframes(pcm16(waveform))
+    return written.getvalue()
+
+
 def write_wav(path: Path, waveform: bytes) -> None:
     """Write PCM, float32 little-endian, as 24 kHz mono PCM16.
 
@@ -47,10 +59,6 @@ def write_wav(path: Path, waveform: bytes) -> None:
     """
     require_wav(path)
     try:
-        with wave.open(str(path), "wb") as file:
-            file.setnchannels(1)
-            file.setsampwidth(2)
-            file.setframerate(SAMPLE_RATE)
-            file.writeframes(pcm16(waveform))
+        path.write_bytes(wav_bytes(waveform))
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error

@@ -16,13 +16,12 @@ from omnirelay.values import API_KEY_VARIABLE
 from ops import checkpoint
 from ops.batch.prompts import read_jobs
 from ops.batch.results import FAILURES, ResultFolder
-from ops.batch.runner import BatchRunner, Tally
+from ops.batch.runner import BatchRunner, Tally, concurrency_of
 from ops.console import hide
 from ops.launcher import Stack, work_with
 from ops.target import own_target
 from ops.up import run_until_stopped
-from shared.config import Config, load_config
-from shared.engine_defaults import CPU_BATCH, GPU_BATCH
+from shared.config import load_config
 
 SERVED_ELSEWHERE: Final = 32
 """Open requests at a gateway whose configuration is unknown."""
@@ -87,7 +86,7 @@ def _run_with_own_stack(arguments: argparse.Namespace, tally: Tally) -> bool:
     config = load_config(arguments.config)
     checkpoint.prepare(config)
     target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
-    concurrency = arguments.concurrency or _enough(config)
+    concurrency = arguments.concurrency or concurrency_of(config)
     batch = _Batch(arguments.prompts, arguments.out, arguments.text_only, concurrency)
     stack = Stack(config, arguments.config, hide)
     return asyncio.run(run_until_stopped(stack, work_with(stack, partial(batch.answer, target, tally))))
@@ -98,10 +97,3 @@ async def _report(tally: Tally, visible: bool) -> None:
     while not visible:
         await asyncio.sleep(REPORT_S)
         note(tally.estimate)
-
-
-def _enough(config: Config) -> int:
-    """Twice the active requests, so that the stages never wait for the next one."""
-    limits = config.gateway.limits
-    most = (limits.max_active or CPU_BATCH) + limits.max_queued
-    return min(2 * (limits.max_active or GPU_BATCH), most, limits.max_queued_per_client)

@@ -46,7 +46,8 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         videos: The same of videos.
         use_audio_in_video: Hear the videos' audio track too.
         speech: Answer with speech; with ``--text-only`` no line does.
-        speaker: The voice.
+        voice: The voice.
+        speaker: The same.
         seed: Makes the answer repeatable.
         temperature: Of text and speech; 0 is greedy decoding.
         max_tokens: Most text tokens.
@@ -63,6 +64,7 @@ class PromptLine(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
     videos: list[str] = []
     use_audio_in_video: bool = False
     speech: bool = True
+    voice: str | None = None
     speaker: str | None = None
     seed: int | None = None
     temperature: float | None = None
@@ -110,7 +112,7 @@ class BatchJob:
             videos=_located(line.videos, folder),
             system=line.system,
             speech=line.speech and not text_only,
-            speaker=line.speaker,
+            voice=line.voice or line.speaker,
             seed=line.seed,
             use_audio_in_video=line.use_audio_in_video,
             text_sampling=SamplingOverrides(temperature=line.temperature, max_tokens=line.max_tokens),

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
-from omnirelay import AsyncClient
+from omnirelay import AsyncClient, GenerateRequest
 from omnirelay.client.types import ChatResult
 from omnirelay.errors import (
     BusyError,
@@ -18,6 +18,8 @@ from omnirelay.errors import (
 )
 from ops.batch.prompts import BatchJob
 from ops.batch.results import ResultFolder
+from shared.config import Config
+from shared.engine_defaults import CPU_BATCH, GPU_BATCH
 
 STAGE_WAIT_S: Final = 120.0
 """How long a prompt waits for a stage that is not there."""
@@ -102,7 +104,7 @@ class BatchRunner:
                 self._tally.resumed += 1
                 continue
             try:
-                answer = await self._answer(job)
+                answer = await patient_answer(self._client, job.request(self._folder, self._text_only))
             except (StoppingError, CancelledRequestError):
                 # Not asked for: the gateway ends, so the prompts that are left would fail too.
                 raise
@@ -114,21 +116,33 @@ class BatchRunner:
                 self._results.add(job, answer)
                 self._tally.answered += 1
 
-    async def _answer(self, job: BatchJob) -> ChatResult:
-        request = job.request(self._folder, self._text_only)
-        late = time.monotonic() + STAGE_WAIT_S
-        while True:
-            try:
-                return await self._client.chat(request).result()
-            except StoppingError:
+
+async def patient_answer(client: AsyncClient, request: GenerateRequest) -> ChatResult:
+    """Return the answer to a request; wait while the gateway is busy, or starts a stage.
+
+    Raises:
+        OmniRelayError: The request failed, or the gateway is gone or stopping.
+    """
+    late = time.monotonic() + STAGE_WAIT_S
+    while True:
+        try:
+            return await client.chat(request).result()
+        except StoppingError:
+            raise
+        except BusyError as error:
+            await asyncio.sleep(error.retry_after_ms / 1000)
+        except StageUnavailableError:
+            # A stage that starts, or is started again, is waited for; one that stays away is not.
+            if time.monotonic() > late:
                 raise
-            except BusyError as error:
-                await asyncio.sleep(error.retry_after_ms / 1000)
-            except StageUnavailableError:
-                # A stage that starts, or is started again, is waited for; one that stays away is not.
-                if time.monotonic() > late:
-                    raise
-                await asyncio.sleep(RETRY_S)
+            await asyncio.sleep(RETRY_S)
+
+
+def concurrency_of(config: Config) -> int:
+    """Twice the active requests, so that the stages never wait for the next one."""
+    limits = config.gateway.limits
+    most = (limits.max_active or CPU_BATCH) + limits.max_queued
+    return min(2 * (limits.max_active or GPU_BATCH), most, limits.max_queued_per_client)
 
 
 def _duration(seconds: float) -> str:

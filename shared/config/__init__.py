@@ -2,7 +2,17 @@
 
 from shared.config.cluster import ProcessPlace
 from shared.config.gateway import GatewayAddresses, GatewayConfig, TlsConfig
-from shared.config.loading import ENV_PREFIX, NOT_YAML, holds_nothing, load_config, tell_ignored
+from shared.config.loading import (
+    ENV_PREFIX,
+    MODEL_VARIABLE,
+    NOT_YAML,
+    check_values,
+    holds_nothing,
+    is_ours,
+    load_config,
+    read_values,
+    tell_ignored,
+)
 from shared.config.media import MediaConfig
 from shared.config.stack import DEFAULT_CHECKPOINT, Config, TracingConfig
 from shared.config.stages import (
@@ -20,6 +30,7 @@ from shared.config.stages import (
 __all__ = [
     "DEFAULT_CHECKPOINT",
     "ENV_PREFIX",
+    "MODEL_VARIABLE",
     "NOT_YAML",
     "Config",
     "EngineConfig",
@@ -37,7 +48,10 @@ __all__ = [
     "TlsConfig",
     "Token2WavConfig",
     "TracingConfig",
+    "check_values",
     "holds_nothing",
+    "is_ours",
     "load_config",
+    "read_values",
     "tell_ignored",
 ]

@@ -63,15 +63,33 @@ def load_config(path: Path | None = None, environment: dict[str, str] | None = N
     Raises:
         ConfigError: The file cannot be read, or a key or value is not allowed; all problems are listed.
     """
-    environment = dict(os.environ) if environment is None else environment
     source = str(path) if path else "the built-in configuration"
+    return check_values(read_values(path, environment), f"{source} (with environment overrides)")
+
+
+def read_values(path: Path | None = None, environment: dict[str, str] | None = None) -> dict[str, Any]:
+    """Read what a file and the environment set, unchecked; arguments and errors as of :func:`load_config`."""
     values = _read_file(path) if path else {}
-    _apply_overrides(values, environment)
+    _apply_overrides(values, dict(os.environ) if environment is None else environment)
+    return values
+
+
+def check_values(values: dict[str, Any], source: str) -> Config:
+    """Make a configuration of what was set.
+
+    Raises:
+        ConfigError: A key or value is not allowed; the message begins with ``source``.
+    """
     try:
         return Config.model_validate(values)
     except ValidationError as error:
         problems = "; ".join(map(_describe, error.errors()))
-        raise ConfigError(f"{source} (with environment overrides): {problems}") from error
+        raise ConfigError(f"{source}: {problems}") from error
+
+
+def is_ours(variable: str) -> bool:
+    """Whether an environment variable may override the configuration."""
+    return variable == MODEL_VARIABLE or (variable.startswith(ENV_PREFIX) and variable != API_KEY_VARIABLE)
 
 
 def holds_nothing(path: Path) -> bool:

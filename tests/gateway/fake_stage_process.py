@@ -10,6 +10,7 @@ import os
 import secrets
 import signal
 import sys
+from pathlib import Path
 
 import msgspec
 
@@ -55,7 +56,7 @@ def begin(name: StageName) -> str | None:
 
 def run(name: StageName) -> None:
     behaviour = begin(name)
-    config = load_config()
+    config = load_config(Path(sys.argv[-1]) if "--config" in sys.argv else None)
     context = open_context(config, name)
     instance = secrets.token_hex(4)
     identity = control_identity(name, instance)

@@ -82,7 +82,7 @@ def test_chat_json_and_wav(configure: Configure, tmp_path: Path, capsys: pytest.
         arguments += [
             "--max-codec-tokens",
             "8",
-            "--speaker",
+            "--voice",
             "Ethan",
             "--system",
             "Be brief.",
@@ -176,7 +176,7 @@ def test_chat_with_files(configure: Configure, tmp_path: Path, capsys: pytest.Ca
 
 def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     async def use(b: Bench) -> None:
-        wrong = ["chat", "Hi", "--speaker", "Nobody", "--gateway", b.listen]
+        wrong = ["chat", "Hi", "--voice", "Nobody", "--gateway", b.listen]
         assert await asyncio.to_thread(main, wrong) == 1
         assert await asyncio.to_thread(main, [*wrong, "--json"]) == 1
         (tmp_path / "file").write_text("")

@@ -15,16 +15,18 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from urllib.request import urlopen
 
 import msgspec
 import psutil
 import pytest
 
 from omnirelay import Client, StatusReport
-from omnirelay.cli.main import main
+from omnirelay.cli.main import build_parser, main
 from omnirelay.errors import CancelledRequestError, StageStartError
 from ops import child, launcher
 from ops.launcher import Stack, running
+from ops.up import overrides
 from shared.config import DEFAULT_CHECKPOINT, load_config
 from shared.config.gateway import PORTS_APART
 from shared.messages import STAGES
@@ -32,7 +34,10 @@ from shared.real_time import set_realtime_priority
 from tests.gateway.bench import run
 from tests.gateway.conftest import KEYS
 from tests.support.children import Child
-from tests.support.ports import has_ipv6
+from tests.support.ports import free_ports, has_ipv6
+
+GATEWAY_KEYS = [key for key in KEYS if key.startswith("GATEWAY")]
+OFFSET = 33_000
 
 
 def start(*arguments: str) -> Child[str]:
@@ -379,14 +384,54 @@ def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Pa
     assert "config_invalid: the configuration /dev/stdin is no regular file" in line
 
 
-def test_port_in_use_is_told_by_up(place: Path) -> None:
+def test_up_tells_every_port_in_use_and_an_offset_moves_a_second_stack(
+    place: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    listen = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
+    moved = f"tcp://127.0.0.1:{int(listen.rpartition(':')[2]) + OFFSET}"
+    (http,) = free_ports(1)
     with start("gateway") as other:
         read_until(other, "listening on")
         (line,) = output_of("omnirelay.cli", "up").splitlines()
-        assert line.startswith("omnirelay: address_in_use: tcp://127.0.0.1:")
-        assert f"pid {other.pid}: stop it, or set gateway." in line
+        assert line.startswith(f"omnirelay: address_in_use: {listen} (gateway.listen) is in use")
+        assert line.count(f"is in use by gateway, pid {other.pid}") == len(GATEWAY_KEYS)
+        assert "--port-offset 1000" in line
+        monkeypatch.delenv("OMNI_MODEL")
+        # The file is read by all processes, too.
+        (place / "config.yaml").write_text("log_level: debug\n")
+        moves = ["--config", "config.yaml", "--port-offset", str(OFFSET)]
+        options = [*moves, "--port", str(http), "--served-model-name", "one", "tts-1"]
+        with start("omnirelay.cli", "serve", str(checkpoint_dir), *options) as process:
+            ready = read_until(process, "ready: ")[-1]
+            assert f"ready: {moved}, http://127.0.0.1:{http} (model {checkpoint_dir.name})" in ready
+            with urlopen(f"http://127.0.0.1:{http}/v1/models/tts-1", timeout=30) as answer:
+                assert json.load(answer)["id"] == "tts-1"
+            with Client(moved) as client:
+                assert client.status().ready
+            assert "was replaced" in output_of("omnirelay.cli", "restart", "talker", *moves, status=0)
+            process.terminate()
+            told, _ = process.communicate(timeout=60)
+            assert told.endswith("stopped\n")
         other.terminate()
         other.communicate(timeout=60)
+
+
+def test_the_host_of_serve_may_be_of_ipv6(tmp_path: Path) -> None:
+    arguments = build_parser().parse_args(["serve", "MODEL", "--host", "::1", "--text-only"])
+    assert overrides(arguments) == {
+        "OMNI_MODEL": "MODEL",
+        "OMNIRELAY_TEXT_ONLY": "true",
+        "OMNIRELAY_GATEWAY__HTTP": "tcp://[::1]:8000",
+    }
+    path = tmp_path / "config.yaml"
+    path.write_text(
+        "gateway: {http: null, events: 'ipc:///tmp/events'}\nstages: {talker: {advertise: tcp://a:5}}"
+    )
+    arguments = build_parser().parse_args(["up", "--config", str(path), "--port-offset", "7"])
+    changed = overrides(arguments)
+    assert "OMNIRELAY_GATEWAY__HTTP" not in changed
+    assert changed["OMNIRELAY_GATEWAY__EVENTS"] == "ipc:///tmp/events.7"
+    assert changed["OMNIRELAY_STAGES__TALKER__ADVERTISE"] == "tcp://a:12"
 
 
 @pytest.mark.parametrize("cause", ["address_in_use", "stage_start_failed"])

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
+from shared.messages import STAGES
 from tests.support.media import picture, spoken
 from tests.support.stack import RunningStack, inherited
 
@@ -16,35 +17,39 @@ EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 SHORT = ("--max-tokens", "12", "--max-seconds", "1")
 
 
-def run(folder: Path, name: str, *arguments: str) -> str:
-    """What an example prints."""
+def run(folder: Path, name: str, *arguments: str, **environment: str) -> str:
+    """What an example prints; of a notebook, its cells."""
+    program = [str(EXAMPLES / name)]
+    if name.endswith(".ipynb"):
+        cells = json.loads((EXAMPLES / name).read_text(encoding="utf-8"))["cells"]
+        program = ["-c", "\n".join("".join(each["source"]) for each in cells if each["cell_type"] == "code")]
     done = subprocess.run(
-        [sys.executable, str(EXAMPLES / name), *arguments],
+        [sys.executable, *program, *arguments],
         cwd=folder,
-        env=inherited(),
+        env=inherited() | environment,
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=240,
         check=False,
     )
     assert (done.returncode, done.stderr) == (0, "")
     return done.stdout
 
 
-def seconds_of(path: Path) -> float:
+def seconds_of(path: Path, at_most_s: float = 1) -> float:
     """The length of a WAV file of speech, which is not silence."""
     with wave.open(str(path)) as file:
         assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
         samples = np.frombuffer(file.readframes(file.getnframes()), "<i2")
         assert np.abs(samples).max() > 300
-        assert samples.size <= 24_000
+        assert samples.size <= at_most_s * 24_000
         return samples.size / 24_000
 
 
 def test_every_example_is_listed_and_tested() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     tested = Path(__file__).read_text(encoding="utf-8")
-    for path in EXAMPLES.glob("*.py"):
+    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")):
         assert f"`{path.name}`" in page
         assert f'"{path.name}"' in tested
 
@@ -95,3 +100,14 @@ def test_batch(stack: RunningStack, tmp_path: Path) -> None:
     answers = {line["line"]: line["text"] for line in map(json.loads, shown.splitlines())}
     assert answers.keys() == {1, 3}
     assert all(answers.values())
+
+
+def test_the_notebook_of_offline_inference(speaking_checkpoint: Path, tmp_path: Path) -> None:
+    threads = {f"OMNIRELAY_STAGES__{stage.upper()}__THREADS": "1" for stage in STAGES}
+    shown = run(tmp_path, "offline.ipynb", OMNI_MODEL=str(speaking_checkpoint), **threads)
+    first, second, third, *_ = shown.splitlines()
+    assert "text='twenty plus sixteen is thirty six'" in first
+    assert "text='sixteen minus five is eleven', audio_seconds=0.00" in second
+    assert "there is no speaker 'Nobody'" in third
+    assert "thirty" in shown.partition(third)[2]
+    assert seconds_of(tmp_path / "answer.wav", at_most_s=10)

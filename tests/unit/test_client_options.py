@@ -54,7 +54,7 @@ def test_both_clients_take_the_options_of_a_request_and_show_them() -> None:
         ("image", r"did you mean images\?"),
         ("voices", r"did you mean voice\?"),
         ("stream", r"did you mean streaming\?"),
-        ("xyz", r"the options are system, audio, .* say$"),
+        ("xyz", r"the options are system, history, .* say$"),
     ],
 )
 def test_an_unknown_option_is_refused_with_the_nearest_one(kind: Any, option: str, told: str) -> None:

@@ -68,7 +68,7 @@ def _request(arguments: argparse.Namespace, prompt: Prompt) -> GenerateRequest:
         system=arguments.system,
         use_audio_in_video=arguments.use_audio_in_video,
         speech=not arguments.text_only,
-        speaker=arguments.speaker,
+        voice=arguments.voice,
         seed=arguments.seed,
         text_sampling=SamplingOverrides(temperature=temperature, max_tokens=arguments.max_tokens),
         codec_sampling=SamplingOverrides(temperature=temperature, max_tokens=arguments.max_codec_tokens),

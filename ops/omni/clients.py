@@ -1,0 +1,221 @@
+"""Clients that start a stack, and stop it."""
+
+import asyncio
+import threading
+import weakref
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Literal, overload
+
+import msgspec
+
+from omnirelay import AsyncAnswer, AsyncClient, Client, GenerateRequest, build_request
+from omnirelay.cli.progress import ProgressLine
+from omnirelay.client.answer import OpenAnswer
+from omnirelay.client.request import taking_options_of
+from omnirelay.errors import OmniRelayError
+from ops.batch.runner import Tally, concurrency_of, patient_answer
+from ops.omni.answer import OmniAnswer, OmniPrompt, Prepared
+from ops.omni.stack import OwnStack
+
+
+class AsyncOmni(AsyncClient):
+    """A client with a stack of its own; use it with ``async with``.
+
+    Args:
+        model: A directory or a hub id; None is that of the environment, or the default checkpoint.
+        voice: The voice of answers that name none.
+        log: File of what the stack's processes say; None is a temporary one, which stays only if an error
+            names it.
+        configuration: Keys of the configuration: ``stages={"thinker": {"threads": 2}}``, ``text_only=True``.
+            The environment's hold too, except its addresses.
+
+    Attributes:
+        log: The file of what the stack's processes say; errors of a stack that has failed name it.
+
+    Raises:
+        ConfigError: A key or value of the configuration is not allowed.
+        OutputError: The log cannot be written.
+    """
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        voice: str | None = None,
+        log: str | Path | None = None,
+        **configuration: Any,
+    ) -> None:
+        self._stack = OwnStack(model, configuration, log)
+        self._voice = voice
+        self.log = self._stack.log
+        target = self._stack.target
+        super().__init__(target.addresses, target.api_key, target.ca, target.reconnect_s)
+
+    async def connect(self) -> None:
+        """Start the stack, and wait until it serves; a terminal shows that.
+
+        Raises:
+            StageStartError: It did not start; the message names the log.
+        """
+        try:
+            with ProgressLine(lambda: "starting the stack"):
+                await self._stack.start()
+            await super().connect()
+        except BaseException:
+            await asyncio.shield(self.close())
+            raise
+
+    async def close(self) -> None:
+        """Cancel open requests, and stop the stack."""
+        await super().close()
+        await self._stack.stop()
+
+    @taking_options_of(build_request)
+    def chat(self, request: GenerateRequest) -> AsyncAnswer:
+        """Send a request, as :meth:`omnirelay.AsyncClient.chat`."""
+        if request.speech and request.speaker is None:
+            request = msgspec.structs.replace(request, speaker=self._voice)
+        return super().chat(request)
+
+    @overload
+    async def generate(
+        self,
+        prompts: OmniPrompt | Iterable[OmniPrompt],
+        *,
+        errors: Literal["raise"] = "raise",
+        progress: bool = True,
+        **options: Any,
+    ) -> list[OmniAnswer]: ...
+
+    @overload
+    async def generate(
+        self,
+        prompts: OmniPrompt | Iterable[OmniPrompt],
+        *,
+        errors: Literal["return"],
+        progress: bool = True,
+        **options: Any,
+    ) -> list[OmniAnswer | OmniRelayError]: ...
+
+    async def generate(
+        self,
+        prompts: OmniPrompt | Iterable[OmniPrompt],
+        *,
+        errors: Literal["raise", "return"] = "raise",
+        progress: bool = True,
+        **options: Any,
+    ) -> Any:
+        """Answer prompts, as many at once as the stages compute.
+
+        Args:
+            prompts: Texts; dicts with ``text`` or ``messages``, and options of :meth:`chat`; requests.  Or
+                one of these.
+            errors: ``raise`` the first error, which cancels what is open; or ``return`` it in the place of
+                the answer.
+            progress: Show progress at a terminal.
+            options: Options of :meth:`chat` for all prompts.
+
+        Returns:
+            The answers, in the order of the prompts.
+
+        Raises:
+            TypeError: A prompt has an unknown option; nothing has been sent.
+            OmniRelayError: A prompt failed.
+        """
+        if isinstance(prompts, str | Mapping | GenerateRequest):
+            prompts = [prompts]
+        prepared = [Prepared(prompt, options) for prompt in prompts]
+        tally, slots = Tally(len(prepared)), asyncio.Semaphore(concurrency_of(self._stack.config))
+
+        async def answer(number: int) -> OmniAnswer | OmniRelayError:
+            async with slots:
+                try:
+                    request = await asyncio.to_thread(prepared[number].request)
+                    result = await patient_answer(self, request)
+                except OmniRelayError as error:
+                    error.add_note(f"prompt {number} failed, counted from 0")
+                    if errors == "raise":
+                        raise
+                    tally.failed += 1
+                    return error
+            tally.answered += 1
+            return OmniAnswer(result.text, result.waveform, result.done, prepared[number])
+
+        tasks = [asyncio.create_task(answer(number)) for number in range(len(prepared))]
+        try:
+            with ProgressLine(lambda: tally.estimate if progress else ""):
+                return await asyncio.gather(*tasks)
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _on_interrupted(self, answer: OpenAnswer, error: OmniRelayError, wait_s: float) -> None:
+        if not self._closed:
+            error.add_note(self._stack.name_log())
+        super()._on_interrupted(answer, error, wait_s)
+
+
+class Omni(Client):
+    """A client with a stack of its own; use it with ``with``, or call :meth:`close`.
+
+    The stack is stopped with this process at the latest.  Arguments, attributes and errors are those of
+    :class:`AsyncOmni`; the stack serves when this returns.
+
+    Raises:
+        StageStartError: The stack did not start; the message names the log.
+    """
+
+    _client: AsyncOmni
+
+    def __init__(
+        self,
+        model: str | Path | None = None,
+        *,
+        voice: str | None = None,
+        log: str | Path | None = None,
+        **configuration: Any,
+    ) -> None:
+        client = AsyncOmni(model, voice=voice, log=log, **configuration)
+        self.log = client.log
+        self._begin(client)
+        self._at_exit = weakref.finalize(self, _close, client, self._loop, self._thread)
+
+    @overload
+    def generate(
+        self,
+        prompts: OmniPrompt | Iterable[OmniPrompt],
+        *,
+        errors: Literal["raise"] = "raise",
+        progress: bool = True,
+        **options: Any,
+    ) -> list[OmniAnswer]: ...
+
+    @overload
+    def generate(
+        self,
+        prompts: OmniPrompt | Iterable[OmniPrompt],
+        *,
+        errors: Literal["return"],
+        progress: bool = True,
+        **options: Any,
+    ) -> list[OmniAnswer | OmniRelayError]: ...
+
+    def generate(self, prompts: OmniPrompt | Iterable[OmniPrompt], **options: Any) -> Any:
+        """Answer prompts; as :meth:`AsyncOmni.generate`."""
+        return self.call(self._client.generate(prompts, **options))
+
+    def close(self) -> None:
+        """Cancel open requests, and stop the stack."""
+        super().close()
+        self._at_exit.detach()
+
+
+def _close(client: AsyncOmni, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
+    """Stop the stack of an :class:`Omni` that was not closed."""
+    closing = asyncio.run_coroutine_threadsafe(client.close(), loop)
+    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
+    # The garbage collector may call this on the client's thread, which cannot wait for itself.
+    if threading.current_thread() is not thread:
+        closing.result()
