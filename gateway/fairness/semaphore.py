@@ -65,4 +65,6 @@ class FairSemaphore:
             self._queue.serve(client, name)
             self._quota.take(client, size)
             del self._waiting[name]
-            granted.set_result(None)
+            # Else it was cancelled in this turn of the loop, and returns its units.
+            if not granted.cancelled():
+                granted.set_result(None)

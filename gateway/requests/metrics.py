@@ -29,6 +29,7 @@ ResumeOutcome = Literal["resumed", "taken_over", "refused", "expired"]
 CallEnd = Literal["hung_up", "unconnected", "time_limit", "too_fast", "too_slow", "failed"]
 Outcome = Literal["computed", "aborted", "failed", "skipped"]
 """How the computation of a beginning of a prompt ended."""
+EndVerdict = Literal["finished", "unfinished", "late", "busy", "failed"]
 TurnEvent = Literal["started", "stopped", "interrupted", "timed_out", "answered_early", "dropped_early"]
 
 Metric = TypeVar("Metric", Counter, Histogram)
@@ -116,6 +117,9 @@ class GatewayMetrics:
         self._calls = self._counter("realtime_calls", "Calls by WebRTC that ended.", end=get_args(CallEnd))
         self.turn_detection = self._counter(
             "turn_detection_seconds", "Time of a core that the detection of turns took."
+        )
+        self.turn_ends: Final = self._counter(
+            "turn_ends_heard", "Pauses in which the model of turns heard.", verdict=get_args(EndVerdict)
         )
         self.text_tokens = self._counter("text_tokens", "Generated text tokens.")
         self.codec_tokens = self._counter("codec_tokens", "Generated codec tokens.")

@@ -18,7 +18,7 @@ from shared.config.values import (
 )
 
 AUTO: Final = "auto"
-"""What the checkpoint's family has."""
+"""What the checkpoint's family has, or what is installed."""
 
 READ_PROMPT: Final = "Read the text aloud."
 """The user's message before a text that is spoken as it is."""
@@ -109,6 +109,7 @@ class GatewayConfig(Section):
     realtime_resume_s: Annotated[float, Field(ge=0, le=600)] = 30.0
     max_start_delay_s: Annotated[float, Field(ge=0, le=MAX_START_DELAY_S)] = 5.0
     speech_system_prompt: Annotated[str | None, BeforeValidator(empty_is_none)] = AUTO
+    turn_model: FilePath = None
     model_names: list[ModelName] = Field(default_factory=list, max_length=100)
     voice_aliases: Annotated[dict[Voice, Voice] | None, Field(max_length=1000)] = None
     limits: Limits = Limits()

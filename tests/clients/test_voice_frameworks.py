@@ -10,6 +10,7 @@ from tests.clients.running import (
     HEARD,
     LONGEST_S,
     QUIET,
+    ROOT,
     SHORTEST_S,
     TRANSCRIPT,
     Programs,
@@ -72,6 +73,17 @@ def test_a_user_who_interrupts(programs: Programs, client: str, program: str) ->
 def test_functions_in_realtime_sessions(programs: Programs, client: str, program: str) -> None:
     (city,) = programs.run(client, program)["calls"]
     assert city in {"Paris", "Rome"}
+
+
+def test_the_ends_of_turns_as_pipecat_hears_them(programs: Programs) -> None:
+    found = programs.run("pipecat", "pipecat_smart_turn.py", arguments=[str(ROOT), get_path("purelib")])
+    assert max(found["features"]) < 1e-5
+    for theirs, ours in found["probabilities"]:
+        assert ours == pytest.approx(theirs, abs=1e-4)
+    problems = ("cannot be loaded", "cannot be loaded", "is not Smart Turn v3")
+    assert len(found["refused"]) == len(problems)
+    for problem, text in zip(problems, found["refused"], strict=True):
+        assert problem in text
 
 
 def test_functions_with_pipecat(programs: Programs) -> None:

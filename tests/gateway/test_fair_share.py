@@ -356,6 +356,23 @@ def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -> None
     run(scenario())
 
 
+def test_a_waiter_that_is_cancelled_as_units_return_leaves_them_to_the_next() -> None:
+    async def scenario() -> None:
+        room = FairSemaphore(1)
+        await room.enter(1, "a")
+        cancelled, next_one = (asyncio.create_task(room.enter(1, client)) for client in "bc")
+        await asyncio.sleep(0)
+        cancelled.cancel()
+        # Before the task that waits knows of it.
+        room.leave(1, "a")
+        await asyncio.wait_for(next_one, 10)
+        assert cancelled.cancelled()
+        room.leave(1, "c")
+        assert room._quota.used == 0
+
+    run(scenario())
+
+
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 14), st.booleans()), max_size=30))
 @settings(deadline=None)
 def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, int, bool]]) -> None:

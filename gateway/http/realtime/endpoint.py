@@ -3,6 +3,7 @@
 import asyncio
 import logging
 import time
+from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -28,9 +29,12 @@ from gateway.http.realtime.live import LiveSession, secret_of
 from gateway.http.realtime.outbox import Outbox
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
+from gateway.http.realtime.turns.end import EndDetector
 from gateway.http.realtime.turns.pool import VoicePool
+from gateway.http.realtime.turns.smart_turn import SmartTurn, installed_weights
 from gateway.requests.metrics import Connection
 from omnirelay.errors import BusyError, OmniRelayError, SessionNotResumedError, UnsupportedError
+from shared.config.gateway import AUTO
 
 log = logging.getLogger(__name__)
 
@@ -45,12 +49,16 @@ MAX_DIGITS: Final = 16
 
 
 class Sessions:
-    """Counts sessions by client, and holds what they share."""
+    """Counts sessions by client, and holds what they share.
+
+    Raises:
+        OmniRelayError: ``gateway.turn_model`` cannot be used.
+    """
 
     def __init__(self, context: HttpContext) -> None:
         self._context = context
         self._open = Quota(MAX_SESSIONS)
-        self._voices = VoicePool()
+        self._voices = VoicePool(_end_detector(context))
         self._resumable: dict[str, LiveSession] = {}
 
     def check(self, client: str) -> None:
@@ -146,6 +154,17 @@ class Sessions:
         """Open a session for a client; it must be closed."""
         account, client = self._context.account(connection), self._context.share(connection)
         return Session(self._context, account, transport, client, self._voices, settings)
+
+
+def _end_detector(context: HttpContext) -> EndDetector | None:
+    where = context.config.gateway.turn_model
+    if where is None:
+        return None
+    network = SmartTurn(installed_weights() if where == AUTO else Path(where))
+    metrics = context.gateway.metrics
+    return EndDetector(
+        network, lambda verdict: metrics.turn_ends.labels(verdict).inc(), metrics.turn_detection.inc
+    )
 
 
 MAX_BYTES: Final = 2**18

@@ -38,6 +38,7 @@ from gateway.http.realtime.settings import (
 from gateway.http.realtime.turns.listener import Turn, TurnListener
 from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.pool import VoicePool
+from gateway.http.realtime.turns.rules import SemanticVad
 from omnirelay.content import AudioPart, ChatMessage
 from omnirelay.errors import (
     EmptyAudioError,
@@ -111,7 +112,7 @@ class Session:
 
     async def begin(self, told: dict[str, Any] | None = None) -> None:
         """Send ``session.created``, with further fields."""
-        await self._send("session.created", {"session": self._shown(), **(told or {})})
+        await self._send("session.created", {"session": self._shown(), **self._detection(), **(told or {})})
 
     async def handle(self, event: events.ClientEvent) -> None:
         """Process an event.
@@ -151,7 +152,7 @@ class Session:
                 self._settings = self._changed(event.session, "session", warnings.append)
                 self._set_listener()
                 told = {"session": self._shown(), "warnings": shown_warnings(warnings)}
-                await self._send("session.updated", told)
+                await self._send("session.updated", told | self._detection())
             case _:
                 await self._edit(event)
 
@@ -451,6 +452,12 @@ class Session:
         self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]
     ) -> Settings:
         return changed_settings(self._context, self._settings, values, where, unavailable)
+
+    def _detection(self) -> dict[str, Any]:
+        """Return how the end of a turn is found, where both ways are possible."""
+        if not isinstance(self._settings.turns, SemanticVad):
+            return {}
+        return {"end_of_turn": "silence" if self._voices.end is None else "model"}
 
     def _shown(self) -> dict[str, Any]:
         return self._settings.shown(self.id, self._context.model)

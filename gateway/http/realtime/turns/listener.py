@@ -9,9 +9,10 @@ from typing import Final, NamedTuple
 
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, milliseconds, new_item_id
+from gateway.http.realtime.turns.end import HEARD_BYTES
 from gateway.http.realtime.turns.playback import Playback, SentAnswer
 from gateway.http.realtime.turns.pool import VoicePool
-from gateway.http.realtime.turns.rules import TurnRules
+from gateway.http.realtime.turns.rules import SemanticVad, TurnRules
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, VoiceStream, Window
 from gateway.http.realtime.turns.tracker import Change, TurnTracker
 from shared.messages import SAMPLE_RATE
@@ -143,8 +144,12 @@ class TurnListener:
         self._clock.arrived(self._audio.end / BYTES_PER_S)
         while True:
             while self._windows:
-                if turn := self._next():
-                    yield turn
+                turn = self._next()
+                if turn is None:
+                    continue
+                yield turn
+                if turn.change == "paused" and (ended := await self._judge(turn)):
+                    yield ended
             self._trim()
             if self._audio.end - self._read < WINDOW_BYTES:
                 return
@@ -159,6 +164,19 @@ class TurnListener:
         first, last = (self._clock.at(each / BYTES_PER_S) for each in (self._read, self._read + size))
         heard = self._playback.is_heard(first)
         return self._read // 2, self._playback.answer(last) if heard else None, round(first * SAMPLE_RATE)
+
+    async def _judge(self, paused: Turn) -> Turn | None:
+        """Return the end of the turn, if the speaker sounds as if this pause were it."""
+        if self._pool.end is None or not isinstance(self.rules, SemanticVad):
+            return None
+        heard = self._origin + self._tracker.count * WINDOW_BYTES
+        size = min(heard - self._audio.begin, HEARD_BYTES) // WINDOW_BYTES * WINDOW_BYTES
+        pcm = self._audio.read(heard - size, size)
+        change = self._tracker.judge(await self._pool.end.finished(pcm, self._client))
+        if change is None:
+            return None
+        self.item_id = new_item_id()
+        return paused._replace(change=change)
 
     def _next(self) -> Turn | None:
         at = self._clock.at((self._origin + (self._tracker.count + 1) * WINDOW_BYTES) / BYTES_PER_S)

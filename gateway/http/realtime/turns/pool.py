@@ -1,18 +1,25 @@
-"""The thread that listens for all sessions."""
+"""The threads that listen for all sessions."""
 
 import asyncio
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from gateway.fairness.semaphore import FairSemaphore
+from gateway.http.realtime.turns.end import EndDetector
 from gateway.http.realtime.turns.stream import Window
 
 
 class VoicePool:
-    """One thread, so that the event loop never waits for the network; sessions take turns by client."""
+    """One thread, so that the event loop never waits for the network; sessions take turns by client.
 
-    def __init__(self) -> None:
+    Attributes:
+        end: Hears in a pause whether the speaker has finished; none if silence alone says so.
+    """
+
+    def __init__(self, end: EndDetector | None = None) -> None:
+        self.end: Final = end
         self._thread = ThreadPoolExecutor(1, "turns")
         self._turn = FairSemaphore(1)
 

@@ -22,6 +22,9 @@ EAGERNESS: Final[Mapping[str, tuple[int, int]]] = {
 }
 """Least and most milliseconds of silence that end a turn."""
 
+FINISHED: Final[Mapping[str, float]] = {"low": 0.8, "medium": 0.5, "auto": 0.5, "high": 0.3}
+"""How probable it must be that the speaker has finished for a pause to end the turn at once."""
+
 
 class _Rules(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
     """What both kinds have.
@@ -50,14 +53,14 @@ class ServerVad(_Rules, frozen=True, tag="server_vad"):
     silence_duration_ms: Annotated[int, Meta(ge=0, le=10_000)] = 500
     idle_timeout_ms: Annotated[int, Meta(ge=5000, le=30_000)] | None = None
 
-    def silence_ms(self, speech_ms: int, longest_pause_ms: int) -> float:
-        """Return the silence that ends a turn with so much speech and such a pause."""
-        del speech_ms, longest_pause_ms
+    def silence_ms(self, speech_ms: int, longest_pause_ms: int, finished: float | None = None) -> float:
+        """Return the silence that ends a turn: always the same."""
+        del speech_ms, longest_pause_ms, finished
         return self.silence_duration_ms
 
 
 class SemanticVad(_Rules, frozen=True, tag="semantic_vad"):
-    """A turn ends after a silence that depends on how the user speaks: no model reads what is said.
+    """A turn ends after a silence that depends on how the user speaks, and on whether it sounds finished.
 
     Attributes:
         eagerness: How soon to take a pause for the end.
@@ -80,11 +83,20 @@ class SemanticVad(_Rules, frozen=True, tag="semantic_vad"):
         """There is no limit."""
         return
 
-    def silence_ms(self, speech_ms: int, longest_pause_ms: int) -> float:
-        """Return the silence that ends a turn with so much speech and such a pause."""
+    def silence_ms(self, speech_ms: int, longest_pause_ms: int, finished: float | None = None) -> float:
+        """Return the silence that ends a turn with so much speech and such a pause.
+
+        Args:
+            finished: How probable it is that the speaker has finished; none if no network has heard it.
+        """
         least, most = EAGERNESS[self.eagerness]
-        wanted = least * (HESITATION if speech_ms < SHORTEST_SPEECH_MS else 1.0)
-        return min(max(wanted, LONGER_THAN_PAUSES * longest_pause_ms), most)
+        if finished is None:
+            wanted = least * (HESITATION if speech_ms < SHORTEST_SPEECH_MS else 1.0)
+        else:
+            wanted = 0 if finished >= FINISHED[self.eagerness] else most / 2
+        if wanted:
+            wanted = max(wanted, LONGER_THAN_PAUSES * longest_pause_ms)
+        return min(wanted, most)
 
 
 TurnRules = ServerVad | SemanticVad

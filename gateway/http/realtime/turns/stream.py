@@ -51,13 +51,34 @@ class Window(NamedTuple):
     before: Sequence[bool] = ()
 
 
+class Resampler:
+    """Brings a stream of 24,000 samples a second to the rate of the networks."""
+
+    def __init__(self) -> None:
+        self._before = np.zeros(_LENGTH - _STEP, np.float32)
+
+    def resampled(self, samples: NDArray[np.float32]) -> Floats:
+        """Return the samples of whole windows at :data:`~gateway.http.realtime.turns.silero.RATE`."""
+        stream = np.concatenate([self._before, samples])
+        self._before = stream[len(stream) - len(self._before) :]
+        starts = WINDOW_SAMPLES * np.arange(samples.size // WINDOW_SAMPLES)
+        steps = stream[starts[:, None, None] + _STEPS]
+        resampled: Floats = (steps.reshape(-1, _LENGTH) @ _FILTERS).reshape(-1)
+        return resampled
+
+
+def floats(pcm: bytes) -> Floats:
+    """Return samples from -1 to 1 of int16."""
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
+
+
 class VoiceStream:
     """One stream; the network's state goes on from call to call."""
 
     def __init__(self) -> None:
         self._state = VoiceState()
         self._canceller = EchoCanceller()
-        self._before = np.zeros(_LENGTH - _STEP, np.float32)
+        self._resampler = Resampler()
 
     def windows(
         self, pcm: bytes, position: int = 0, answer: Answer | None = None, at: int = 0
@@ -69,20 +90,11 @@ class VoiceStream:
             answer: Whose echo may be heard.
             at: The time of the first sample, in samples, about.
         """
-        samples = np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
+        samples = floats(pcm)
         verdicts = [Verdict()] * (samples.size // WINDOW_SAMPLES)
         if answer is not None:
             samples, verdicts = self._canceller.cancel(samples, position, answer, at)
-        probabilities = silero().probabilities(self._resampled(samples), self._state)
+        probabilities = silero().probabilities(self._resampler.resampled(samples), self._state)
         return [
             Window(each, *verdict) for each, verdict in zip(probabilities.tolist(), verdicts, strict=True)
         ]
-
-    def _resampled(self, samples: NDArray[np.float32]) -> Floats:
-        """Return the samples at the network's rate."""
-        stream = np.concatenate([self._before, samples])
-        self._before = stream[len(stream) - len(self._before) :]
-        starts = WINDOW_SAMPLES * np.arange(samples.size // WINDOW_SAMPLES)
-        steps = stream[starts[:, None, None] + _STEPS]
-        resampled: Floats = (steps.reshape(-1, _LENGTH) @ _FILTERS).reshape(-1)
-        return resampled

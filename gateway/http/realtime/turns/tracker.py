@@ -42,6 +42,7 @@ class TurnTracker:
         self._last = 0
         self._speech = 0
         self._longest_pause = 0
+        self._finished: float | None = None
 
     @property
     def end(self) -> int:
@@ -65,6 +66,11 @@ class TurnTracker:
         self.count += 1
         return self._go_on(at, window) if self.speaking else self._wait(at, window, guarded)
 
+    def judge(self, finished: float | None) -> Change | None:
+        """Take how probable it is that the speaker has finished, for this pause; none if nobody knows."""
+        self._finished = finished
+        return self._ended(self.count - 1 - self._last)
+
     def reset(self) -> None:
         """Forget the turn."""
         self.speaking = False
@@ -86,7 +92,7 @@ class TurnTracker:
             return None
         self.speaking = True
         self._begin, self._last = voiced[0], at
-        self._speech, self._longest_pause = needed, 0
+        self._speech, self._longest_pause, self._finished = needed, 0, None
         return "started"
 
     def _onset(self) -> list[int]:
@@ -109,9 +115,13 @@ class TurnTracker:
             self._longest_pause = max(self._longest_pause, pause - 1)
             self._last = at
             self._speech += 1
+            self._finished = None
             return "resumed" if pause > PAUSE_WINDOWS else None
-        silence = self.rules.silence_ms(self._speech * WINDOW_MS, self._longest_pause * WINDOW_MS)
-        if pause * WINDOW_MS < silence:
-            return "paused" if pause == PAUSE_WINDOWS else None
+        return self._ended(pause) or ("paused" if pause == PAUSE_WINDOWS else None)
+
+    def _ended(self, pause: int) -> Change | None:
+        speech, longest = self._speech * WINDOW_MS, self._longest_pause * WINDOW_MS
+        if pause * WINDOW_MS < self.rules.silence_ms(speech, longest, self._finished):
+            return None
         self.reset()
         return "stopped"

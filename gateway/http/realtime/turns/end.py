@@ -1,0 +1,93 @@
+"""The thread that hears for all sessions whether a speaker has finished."""
+
+import asyncio
+import logging
+import time
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final, Protocol
+
+from gateway.fairness.semaphore import FairSemaphore
+from gateway.http.realtime.turns.silero import Floats
+from gateway.http.realtime.turns.smart_turn import SECONDS
+from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_MS, Resampler, floats
+from gateway.requests.metrics import EndVerdict
+from shared.log import limited
+
+HEARD_BYTES: Final = 1000 * SECONDS // WINDOW_MS * WINDOW_BYTES
+"""Most audio that is heard: the end of the turn."""
+LATE_S: Final = 0.4
+"""A verdict that takes longer is not waited for: a silence ends the turn soon."""
+MAX_WAITING: Final = 16
+"""Pauses that wait for a verdict; a further one does without."""
+log = logging.getLogger(__name__)
+
+
+class Network(Protocol):
+    """Hears whether a speaker has finished."""
+
+    def finished(self, samples: Floats) -> float:
+        """Return how probable it is, from the end of a turn: from -1 to 1, 16,000 samples a second."""
+
+
+class EndDetector:
+    """One thread; sessions take turns by client.
+
+    Args:
+        network: Takes some ten milliseconds.
+        heard: Called with each verdict.
+        spent: Called with the seconds of a core that one took.
+    """
+
+    def __init__(
+        self, network: Network, heard: Callable[[EndVerdict], None], spent: Callable[[float], None]
+    ) -> None:
+        self._network = network
+        self._heard = heard
+        self._spent = spent
+        self._thread = ThreadPoolExecutor(1, "end-of-turn")
+        self._turn = FairSemaphore(1)
+        self._works = set[asyncio.Task[float]]()
+
+    async def finished(self, pcm: bytes, client: str) -> float | None:
+        """Return how probable it is that the speaker has finished; none if that takes too long or fails.
+
+        Args:
+            pcm: The end of the turn in whole windows, at most :data:`HEARD_BYTES`: int16, mono, 24 kHz.
+            client: Whose turn it is.
+        """
+        if len(self._works) >= MAX_WAITING:
+            self._heard("busy")
+            return None
+        work = asyncio.create_task(self._work(pcm, client))
+        self._works.add(work)
+        work.add_done_callback(self._works.discard)
+        await asyncio.wait({work}, timeout=LATE_S)
+        if not work.done():
+            work.cancel()
+            self._heard("late")
+            limited(log).warning("the end of a turn was not heard in %.1f s: silence ends it", LATE_S)
+            return None
+        if (error := work.exception()) is not None:
+            self._heard("failed")
+            limited(log).error("the end of a turn could not be heard: silence ends it", exc_info=error)
+            return None
+        self._heard("finished" if work.result() >= 0.5 else "unfinished")
+        return work.result()
+
+    async def _work(self, pcm: bytes, client: str) -> float:
+        def compute() -> tuple[float, float]:
+            begun = time.thread_time()
+            probability = self._network.finished(Resampler().resampled(floats(pcm)))
+            return probability, time.thread_time() - begun
+
+        async with self._turn.take(1, client):
+            running = asyncio.get_running_loop().run_in_executor(self._thread, compute)
+            try:
+                probability, seconds = await asyncio.shield(running)
+            except asyncio.CancelledError:
+                # The next one begins when the thread is free.
+                await asyncio.gather(running, return_exceptions=True)
+                raise
+        self._spent(seconds)
+        return probability
