@@ -43,7 +43,7 @@ def require_free(config: Config) -> None:
 
 
 def moved(config: Config, offset: int) -> dict[str, str]:
-    """Return environment variables that move a stack: ports by ``offset``, sockets to paths that end in it."""
+    """Return environment variables that move a stack: ports by ``offset``, sockets to further paths."""
     given = dict(_written(config))
     for stage in STAGES:
         if (advertised := config.stage(stage).advertise) is not None:

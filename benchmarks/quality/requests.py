@@ -59,7 +59,7 @@ def held_out_requests(count: int, speak: Speak = synthesize) -> list[Asked]:
 
 
 def _messages(question: Question, speak: Speak) -> list[ChatMessage]:
-    messages = [ChatMessage("system", question.system)] if question.system else []
+    messages = []
     generator = random.Random(zlib.crc32(question.reply.encode()))  # noqa: S311  (drawings)
     for turn in question.dialogue.turns:
         messages.append(ChatMessage("user", _content(turn, question, generator, speak)))

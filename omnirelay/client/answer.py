@@ -382,9 +382,11 @@ class AsyncAnswer:
 
 
 def require_loop(loop: asyncio.AbstractEventLoop) -> None:
-    """Refuse to wait for what happens on an event loop that does not run here; RuntimeError, as asyncio's."""
+    """Refuse to wait for what happens on another event loop; RuntimeError, as asyncio's."""
     if asyncio.get_running_loop() is not loop:
-        raise RuntimeError("the client connected on another event loop: make one for each, and close it there")
+        raise RuntimeError(
+            "the client connected on another event loop: make one for each, and close it there"
+        )
 
 
 def _is_empty(event: events.Event) -> bool:

@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import weakref
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, Literal, overload
 
@@ -180,7 +180,7 @@ class Omni(Client):
         client = AsyncOmni(model, voice=voice, log=log, **configuration)
         self.log = client.log
         self._begin(client)
-        self._at_exit = weakref.finalize(self, _close, client, self._loop, self._thread)
+        self._at_exit = weakref.finalize(self, _close, self._stop, self._thread)
 
     @overload
     def generate(
@@ -212,10 +212,9 @@ class Omni(Client):
         self._at_exit.detach()
 
 
-def _close(client: AsyncOmni, loop: asyncio.AbstractEventLoop, thread: threading.Thread) -> None:
-    """Stop the stack of an :class:`Omni` that was not closed."""
-    closing = asyncio.run_coroutine_threadsafe(client.close(), loop)
-    closing.add_done_callback(lambda _: loop.call_soon_threadsafe(loop.stop))
-    # The garbage collector may call this on the client's thread, which cannot wait for itself.
+def _close(stop: Callable[[], object], thread: threading.Thread) -> None:
+    """Stop the stack of an :class:`Omni` that was not closed: its thread does, when it ends."""
+    stop()
+    # The garbage collector may call this on that thread, which cannot wait for itself.
     if threading.current_thread() is not thread:
-        closing.result()
+        thread.join()

@@ -168,7 +168,7 @@ def test_requests_are_of_every_kind_and_hold_nothing_that_was_trained() -> None:
         wanted = expected[each.kind.partition(",")[0]]
         assert [type(part) for part in media][: len(wanted)] == wanted
         roles = [message.role for message in each.messages]
-        assert (roles[0] == "system") == each.kind.startswith("reading")
+        assert roles[0] == "user"
         assert roles[-1] == "user"
         assert all(first != second for first, second in pairwise(roles))
     again = held_out_requests(4, hum)

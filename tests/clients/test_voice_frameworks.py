@@ -1,6 +1,7 @@
 """Frameworks for voice agents, with the examples' agents."""
 
 import wave
+from sysconfig import get_path
 
 import pytest
 

@@ -114,7 +114,7 @@ def test_a_plain_client_that_is_lost_leaves_nothing(configure: Configure) -> Non
     run(scenario())
 
 
-def test_what_the_garbage_collector_ends_on_the_clients_thread_does_not_block_it(configure: Configure) -> None:
+def test_what_is_collected_on_the_clients_thread_does_not_block_it(configure: Configure) -> None:
     def events(client: Client) -> Generator[Any, None, None]:
         with client.chat("Hi") as answer:
             yield from answer
@@ -126,7 +126,12 @@ def test_what_the_garbage_collector_ends_on_the_clients_thread_does_not_block_it
             cycle.append(cycle)
             collected = threading.Event()
             del cycle
-            client._loop.call_soon_threadsafe(lambda: (gc.collect(), collected.set()))
+
+            def collect() -> None:
+                gc.collect()
+                collected.set()
+
+            client._loop.call_soon_threadsafe(collect)
             assert collected.wait(30)
             assert client.status().ready
 

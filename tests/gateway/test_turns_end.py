@@ -234,7 +234,7 @@ def test_a_network_that_fails_is_told_of_and_done_without(caplog: pytest.LogCapt
 
 def test_without_its_package_there_are_no_sessions(tmp_path: Path) -> None:
     config = Config.model_validate({"gateway": {"turn_model": str(tmp_path / "model.onnx")}})
-    context = HttpContext(None, config, lambda: None, UploadRoom(1), Access(config), "m")  # type: ignore[arg-type]
+    context = HttpContext(None, config, lambda: None, UploadRoom(1), Access(config), "m")  # type: ignore[arg-type, return-value]
     with (
         mock.patch.dict(sys.modules, {"onnxruntime": None}),
         pytest.raises(MissingPackageError, match=r"omnirelay-server\[turns\]"),

@@ -1,5 +1,7 @@
 """Top-k, top-p and draws of whole batches, against vLLM's own filter and the probabilities it leaves."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -15,7 +17,7 @@ from tests.support.recorder import Recorder
 
 VOCABULARY = 300
 # What OpenAI's clients send, the talker's defaults, and what only experiments have.
-KINDS: list[dict[str, float]] = [{}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.8}, {"top_k": 5}]
+KINDS: list[dict[str, Any]] = [{}, {"top_p": 0.8}, {"top_k": 40, "top_p": 0.8}, {"top_k": 5}]
 
 Request = tuple[int, float]
 
