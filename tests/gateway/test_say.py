@@ -314,6 +314,10 @@ def test_a_text_is_spoken_while_it_grows(configure: Configure) -> None:
     [
         (["{"], "not JSON"),
         (["[]"], "an object with a type"),
+        (["[" * 100_000], "not JSON"),
+        (['{"type": "session.config", "nothing": [' + 180_000 * "[]," + "0]}"], "540042 characters"),
+        (['{"type": "session.config"}', json.dumps({"type": "input.text", "text": 32_768 * "\U0001f600"}),
+          '{"type": "other"}'], "no message of type 'other'"),
         (['{"type": "input.done"}'], "must be session.config"),
         (['{"type": "session.config", "voices": 1}'], "voices"),
         (['{"type": "session.config", "model": "other"}'], "no model"),
