@@ -180,7 +180,7 @@ class Omni(Client):
         client = AsyncOmni(model, voice=voice, log=log, **configuration)
         self.log = client.log
         self._begin(client)
-        self._at_exit = weakref.finalize(self, _close, self._stop, self._thread)
+        weakref.finalize(self, _close, self._stop, self._thread)
 
     @overload
     def generate(
@@ -205,11 +205,6 @@ class Omni(Client):
     def generate(self, prompts: OmniPrompt | Iterable[OmniPrompt], **options: Any) -> Any:
         """Answer prompts; as :meth:`AsyncOmni.generate`."""
         return self.call(self._client.generate(prompts, **options))
-
-    def close(self) -> None:
-        """Cancel open requests, and stop the stack."""
-        super().close()
-        self._at_exit.detach()
 
 
 def _close(stop: Callable[[], object], thread: threading.Thread) -> None:

@@ -195,7 +195,8 @@ def test_a_client_of_another_event_loop_is_not_waited_for(configure: Configure) 
 
     async def scenario() -> None:
         async with bench(configure()) as b, AsyncClient(b.listen) as client:
-            await asyncio.to_thread(use, client, client.chat("Hi"))
+            answer = client.chat("Hi")
+            await asyncio.to_thread(use, client, answer)
             await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
             client.chat("Hi again")
             assert len(b.stages.requests) == 1

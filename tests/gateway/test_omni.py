@@ -113,7 +113,7 @@ def test_stacks_run_beside_each_other_in_one_event_loop(temporary: Path) -> None
 
     run(scenario())
     assert stacks() == []
-    assert "ready: " in (temporary / "one.log").read_text()
+    assert "thinker says hello" in (temporary / "one.log").read_text()
 
 
 def test_a_stack_that_does_not_start_names_its_log(temporary: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,7 +144,7 @@ def test_a_gateway_that_is_lost_ends_answers_and_its_error_names_the_log(
         with pytest.raises(GatewayUnreachableError) as raised:
             answer.result()
     assert raised.value.__notes__ == [f"the log of the stack is {omni.log}"]
-    assert "ready: " in omni.log.read_text()
+    assert "thinker says hello" in omni.log.read_text()
 
 
 @pytest.mark.parametrize(

@@ -101,8 +101,11 @@ def params(room: int = 100, **values: Any) -> SamplingParams:
 
 def test_sampling_reaches_the_engine_as_it_was_asked_for():
     result = params(min_tokens=2, temperature=0.9, top_k=40, repetition_penalty=1.05)
-    assert (result.max_tokens, result.min_tokens, result.seed) == (10, 2, 7)
-    assert (result.temperature, result.top_k, result.top_p) == (0.9, 40, 1.0)
+    assert (result.max_tokens, result.min_tokens) == (10, 2)
+    # Draws are not vLLM's, either.
+    assert result.seed is None
+    assert (result.temperature, result.top_k, result.top_p) == (0.9, 0, 1.0)
+    assert arguments_of(result).nucleus == (40, 1.0)
     assert result.stop_token_ids == [3]
     assert result.output_kind is RequestOutputKind.DELTA
     assert result.detokenize is False
