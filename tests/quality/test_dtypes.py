@@ -1,0 +1,70 @@
+"""The stack in half precision, and with a thinker of four bits: the same answers, in intelligible words."""
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from benchmarks.adapters.omnirelay import OmniRelay
+from benchmarks.quality.__main__ import Listening
+from benchmarks.quality.answers import SpokenReply, ask_all
+from benchmarks.quality.requests import Asked, held_out_requests
+from labs.training.measure.recognizer import word_errors
+from tests.support.quantised import quantise
+from tests.support.restarting import RestartingStack
+
+pytestmark = [pytest.mark.quality, pytest.mark.timeout(900)]
+
+KINDS = ("text", "images", "speech, trained")
+LEAST_SAME = 0.75
+"""The checkpoint is wrong often enough to be undecided; tokens almost as likely then change places."""
+MOST_WORD_ERROR = 0.12
+"""Of some hundred words, of which the float32 stack has one in twenty wrong."""
+
+
+@pytest.fixture(scope="module")
+def asked() -> list[Asked]:
+    """What the checkpoint is good at."""
+    return [each for each in held_out_requests(3) if each.kind.startswith(KINDS)]
+
+
+@pytest.fixture(scope="module")
+def plain(stack: RestartingStack, asked: list[Asked]) -> list[SpokenReply]:
+    """What the stack answers in float32."""
+    return asyncio.run(ask_all(stack.address, asked, clients=4))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+async def test_half_precision_speaks_as_float32_does(
+    speaking_checkpoint: Path, plain: list[SpokenReply], asked: list[Asked], dtype: str
+) -> None:
+    engine = {"engine": {"dtype": dtype}}
+    async with OmniRelay(speaking_checkpoint, {"stages": {"thinker": engine, "talker": engine}}) as server:
+        check(await ask_all(server.address, asked, clients=4), plain)
+
+
+@pytest.mark.parametrize(("kind", "dtype"), [("awq", "float16"), ("gptq", "bfloat16")])
+async def test_a_thinker_of_four_bits_speaks_as_a_plain_one_does(
+    speaking_checkpoint: Path,
+    plain: list[SpokenReply],
+    asked: list[Asked],
+    tmp_path: Path,
+    kind: str,
+    dtype: str,
+) -> None:
+    """As released: ``config.json`` says of the whole how the thinker is quantised and what to compute in."""
+    quantise(speaking_checkpoint, kind, tmp_path / kind, dtype=dtype)
+    async with OmniRelay(tmp_path / kind) as server:
+        check(await ask_all(server.address, asked, clients=4), plain)
+
+
+def check(replies: list[SpokenReply], plain: list[SpokenReply]) -> None:
+    """Most answers are the same, and all of them are understood."""
+    same = sum(each.text == other.text for each, other in zip(replies, plain, strict=True))
+    hear = Listening().hear
+    errors = sum(word_errors(each.text, hear(each.samples)) for each in replies)
+    words = sum(len(each.text.split()) for each in replies)
+    print(f"{same} of {len(replies)} the same, {errors} of {words} words wrong")
+    assert same >= LEAST_SAME * len(replies)
+    assert errors <= MOST_WORD_ERROR * words
+    assert sum(each.ended for each in replies) >= len(replies) - 1
