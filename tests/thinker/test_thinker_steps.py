@@ -1,0 +1,47 @@
+"""A step of the thinker as on GPUs: the decoder is traced whole, and nothing waits."""
+
+from typing import Any
+
+import pytest
+
+from tests.support.answers import random_prompt
+from tests.support.compiled import compiled
+from tests.support.lint import step_of
+from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+
+
+def test_the_decoder_is_traced_whole_and_nothing_in_a_step_waits(
+    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runner = thinker.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+    model, counts = runner.get_model(), []
+    forward = model.forward
+
+    def linted(*args: Any, **kwargs: Any) -> Any:
+        with step_of("cpu") as lint:
+            output = forward(*args, **kwargs)
+        counts.append(lint.count)
+        return output
+
+    def answered() -> list[list[int]]:
+        thinker.forget()
+        # All of a prompt is computed each time.
+        assert thinker.engine.reset_prefix_cache()
+        names = {f"r{length}": random_prompt(length) for length in (9, 130)}
+        thinker.run(
+            *(
+                thinker_request(name, prompt, speech=speech_of(), max_tokens=12)
+                for name, prompt in names.items()
+            )
+        )
+        return [thinker.text(name) for name in names]
+
+    expected = answered()
+    with monkeypatch.context() as patched:
+        patched.setattr(model, "forward", linted)
+        assert answered() == expected
+    assert min(counts) > 20
+    with compiled(model.language_model.model) as graphs:
+        assert answered() == expected
+    # Prompts and several requests are of one; PyTorch makes another of a single token.
+    assert 1 <= len(graphs) <= 2
