@@ -39,8 +39,13 @@ for name in "${@:-cpu dev cluster quality audit gateway gpu}"; do
                 gateway --extra webrtc "${there[@]}" | write webrtc
                 ;;
             gpu)
-                compile --python-platform x86_64-manylinux_2_34 requirements/gpu.txt \
-                    --constraint <(cd requirements && pins cpu | grep -v '^apache-tvm-ffi==') | write gpu
+                for machine in aarch64 x86_64; do
+                    compile --only-binary :all: --python-platform "$machine-manylinux_2_34" requirements/gpu.txt \
+                        --constraint <(cd requirements && pins cpu | grep -v '^apache-tvm-ffi==') | write gpu
+                    # Both need the same; who finds otherwise has to write two files.
+                    [ "$machine" != aarch64 ] || cp requirements/gpu.lock "${other:=$(mktemp)}"
+                done
+                cmp "$other" requirements/gpu.lock && rm "$other"
                 ;;
             clients/*)
                 without=(--overrides requirements/clients/without.txt)

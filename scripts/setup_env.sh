@@ -37,10 +37,7 @@ pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check --
 if [ "$device" = gpu ]; then
     say 2 "PyTorch: vLLM brings the CUDA build it was made for"
     say 3 "vLLM and the other pinned packages (several GB)"
-    # What else than x86-64 needs is resolved here, so there are no hashes of it.
-    locked=(--no-verify-hashes -r requirements/gpu.txt)
-    [ "$(uname -m)" != x86_64 ] || locked=(--no-deps --require-hashes -r requirements/gpu.lock)
-    scripts/uv.sh pip install --quiet --python "$venv/bin/python" "${locked[@]}" "${tools[@]}"
+    scripts/uv.sh pip install --quiet --python "$venv/bin/python" --no-deps --require-hashes -r requirements/gpu.lock "${tools[@]}"
 else
     say 2 "$(grep -v '^#' requirements/torch.lock | tr '\n' ' '), CPU builds"
     ask="import urllib.request as u; u.urlopen(u.Request('$torch_index/torch/', method='HEAD'), timeout=5)"

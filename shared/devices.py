@@ -46,6 +46,12 @@ def cuda_compiler() -> str | None:
     )
 
 
+def mps_runs() -> bool:
+    """Whether NVIDIA's multi-process service has its pipes here: processes then compute on a GPU at once."""
+    pipes = os.environ.get("CUDA_MPS_PIPE_DIRECTORY") or "/tmp/nvidia-mps"  # noqa: S108 - NVIDIA's own default
+    return (Path(pipes) / "control").exists()
+
+
 def missing_for_triton() -> list[str]:
     """Name what Triton, which compiles its launchers on the machine, does not find."""
     compiler = os.environ.get("CC") or next(filter(shutil.which, ("cc", "gcc", "clang")), None)

@@ -8,7 +8,7 @@ from omnirelay.errors import ConfigError
 from ops.doctor.finding import Finding, Findings, ok, problem, warning
 from services.families.sizes import Model, longest, need_of, position_bytes, weight_bytes
 from shared.config import Config
-from shared.devices import EngineReport, Gpu, cuda_compiler, missing_for_triton
+from shared.devices import EngineReport, Gpu, cuda_compiler, missing_for_triton, mps_runs
 from shared.engine_defaults import ALONE_UTILIZATION
 from shared.messages import StageName
 from shared.sharing import device_names, divide, is_shared, parallel, stages_on, utilization_of
@@ -101,7 +101,8 @@ def _check_shared(
         kv = "" if share.kv_bytes is None else f" ({gibibytes(share.kv_bytes)} for the KV cache)"
         times = f"{config.stage(stage).replicas} times " if config.stage(stage).replicas > 1 else ""
         parts.append(f"{stage} {times}{gibibytes(share.nbytes)}{kv}")
-    yield ok(CHECK, f"{_called(index, gpu)} is shared, as estimated: {', '.join(parts)}")
+    how = "at once, by NVIDIA's multi-process service" if mps_runs() else "in turns (docs/models.md#one-gpu)"
+    yield ok(CHECK, f"{_called(index, gpu)} is shared, as estimated: {', '.join(parts)}; they compute {how}")
 
 
 def _called(index: int, gpu: Gpu) -> str:

@@ -23,6 +23,7 @@ from shared.sharing import stages_on
 ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))
+MPS: dict[str, Any] = yaml.safe_load((ROOT / "compose.mps.yaml").read_text(encoding="utf-8"))
 GATEWAYS: dict[str, Any] = yaml.safe_load((ROOT / "compose.gateways.yaml").read_text(encoding="utf-8"))
 SERVICES: dict[str, Any] = COMPOSE["services"]
 OURS = (*STAGES, "gateway")
@@ -122,9 +123,20 @@ def test_processes_do_without_keys_because_their_network_leads_nowhere(service: 
     assert {name for name in SERVICES if "stages" in SERVICES[name]["networks"]} == ours
 
 
-@pytest.mark.parametrize("service", SERVICES)
+def test_all_stages_use_the_multi_process_service() -> None:
+    stages = {name: each for name, each in MPS["services"].items() if name != "mps"}
+    assert set(stages) == set(STAGES)
+    shared = "CUDA_MPS_PIPE_DIRECTORY"
+    (pipes,) = {each["environment"][shared] for each in MPS["services"].values()}
+    for name, each in stages.items():
+        assert each["ipc"] == "service:mps"
+        volumes = [*MPS["services"]["mps"]["volumes"], *GPU["services"][name]["volumes"]]
+        assert [pipes.startswith(volume.partition(":")[2]) for volume in volumes].count(True) == 2
+
+
+@pytest.mark.parametrize("service", [*SERVICES, "mps"])
 def test_every_container_is_bounded(service: str) -> None:
-    settings = SERVICES[service]
+    settings = (MPS["services"] | SERVICES)[service]
     assert settings["read_only"]
     assert settings["cap_drop"] == ["ALL"]
     assert settings["security_opt"] == ["no-new-privileges"]
@@ -134,7 +146,7 @@ def test_every_container_is_bounded(service: str) -> None:
 
 def test_images_are_named_by_a_version() -> None:
     images = [
-        each["image"] for file in (COMPOSE, GPU) for each in file["services"].values() if "image" in each
+        each["image"] for file in (COMPOSE, GPU, MPS) for each in file["services"].values() if "image" in each
     ]
     dockerfile = (ROOT / "deploy/Dockerfile").read_text(encoding="utf-8")
     stages = set(re.findall(r"^FROM \S+ AS (\S+)$", dockerfile, re.MULTILINE))
@@ -156,7 +168,7 @@ def test_every_file_that_names_a_version_of_ours_names_that_of_the_package() -> 
     named = {file: re.findall(pattern, file.read_text(encoding="utf-8")) for file in files}
     assert {tag for tags in named.values() for tag in tags} == {VERSION}
     assert {file.name for file in files if named[file]} >= {
-        "compose.yaml", "compose.gateways.yaml", "compose.gpu.yaml", "kustomization.yaml"
+        "compose.yaml", "compose.gateways.yaml", "compose.gpu.yaml", "compose.mps.yaml", "kustomization.yaml"
     }  # fmt: skip
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     client = tomllib.loads((ROOT / "deploy/client/pyproject.toml").read_text(encoding="utf-8"))["project"]

@@ -44,6 +44,7 @@ def _machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvcc").touch(0o755)
     monkeypatch.setenv("CUDA_HOME", str(tmp_path))
+    monkeypatch.setenv("CUDA_MPS_PIPE_DIRECTORY", str(tmp_path))
 
 
 def test_what_compiles_kernels_is_looked_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -76,12 +77,15 @@ def test_a_gpu_for_each_stage() -> None:
     assert findings[0].what == "GPU 0, Big, 80.0 GiB: the thinker asks for 85% of it"
 
 
-def test_stages_divide_one_gpu() -> None:
+def test_stages_divide_one_gpu(tmp_path: Path) -> None:
     (finding,) = look([BIG])
     assert finding.level == "ok"
     assert "is shared" in finding.what
     assert "thinker" in finding.what
     assert "for the KV cache" in finding.what
+    assert "in turns" in finding.what
+    (tmp_path / "control").touch()
+    assert "at once" in look([BIG])[0].what
     (finding,) = look([SMALL])
     assert finding.level == "problem"
     assert "Small has 8.0 GiB" in finding.what
