@@ -5,8 +5,9 @@ import ssl
 import threading
 import weakref
 from collections.abc import Coroutine, Generator, Sequence
+from concurrent.futures import wait
 from pathlib import Path
-from typing import Any, Self, TypeVar
+from typing import Any, Final, Self, TypeVar
 
 from omnirelay.client.aio import CLOSED, RECONNECT_S, AsyncClient
 from omnirelay.client.answer import AsyncAnswer
@@ -18,6 +19,8 @@ from omnirelay.errors import GatewayUnreachableError, PlayerError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.status import StatusReport
 
+SIGNALS_S: Final = 1.0
+"""Longest delay of a Ctrl-C."""
 T = TypeVar("T")
 
 
@@ -212,6 +215,9 @@ class Client:
                 raise GatewayUnreachableError(forked if self._stop.alive else CLOSED)
             future = asyncio.run_coroutine_threadsafe(work, self._loop)
         try:
+            # Without a limit, CPython's wait misses a Ctrl-C that comes just before it.
+            while not future.done():
+                wait([future], SIGNALS_S)
             return future.result()
         finally:
             # Something else may have been raised here, such as KeyboardInterrupt.

@@ -8,6 +8,7 @@ import subprocess
 import sys
 import wave
 from pathlib import Path
+from tempfile import gettempdir
 from typing import Any
 
 import psutil
@@ -29,8 +30,9 @@ print(*(child.pid for child in __import__("psutil").Process().children(recursive
 
 
 def stacks() -> list[psutil.Process]:
-    """Processes that this one has started, and those of these."""
-    return psutil.Process().children(recursive=True)
+    """Launchers of stacks with their configuration in the folder of temporary files, and their processes."""
+    launchers = [each for each in psutil.Process().children() if gettempdir() in "".join(each.cmdline()[-1:])]
+    return [each for launcher in launchers for each in (launcher, *launcher.children(recursive=True))]
 
 
 @pytest.fixture
