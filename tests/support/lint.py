@@ -63,3 +63,19 @@ def step_of(device: str) -> Iterator[StepLint]:
     lint = StepLint(device)
     with lint, mock.patch.object(transfer, "_pinned", lint.pinned):
         yield lint
+
+
+@contextmanager
+def linted(model: Any) -> Iterator[list[int]]:
+    """Lint each forward pass of a model on a CPU in this context; gives how many operators each had."""
+    counts: list[int] = []
+    forward = model.forward
+
+    def watched(*args: Any, **kwargs: Any) -> Any:
+        with step_of("cpu") as lint:
+            output = forward(*args, **kwargs)
+        counts.append(lint.count)
+        return output
+
+    with mock.patch.object(model, "forward", watched):
+        yield counts

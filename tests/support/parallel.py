@@ -38,7 +38,8 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
 
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
-            return group_of(nodeid)
+            # Long tests have stacks of their own.
+            return nodeid.partition("::")[0] if config.option.markexpr == "long" else group_of(nodeid)
 
     # By how many tests a group has otherwise, which says nothing of how long it takes.
     config.option.loadscopereorder = False

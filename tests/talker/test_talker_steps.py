@@ -7,7 +7,7 @@ import torch
 
 from tests.support.answers import Reference, random_prompt
 from tests.support.compiled import compiled
-from tests.support.lint import step_of
+from tests.support.lint import linted
 from tests.support.talking import TalkerRig
 
 
@@ -45,19 +45,10 @@ def test_the_decoder_reads_its_inputs_where_they_were(
 
 
 def test_the_decoder_is_traced_whole_and_nothing_in_a_step_waits(
-    talker: TalkerRig, reference: Reference, monkeypatch: pytest.MonkeyPatch
+    talker: TalkerRig, reference: Reference
 ) -> None:
     runner = talker.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    model, counts = runner.get_model(), []
-    forward = model.forward
-
-    def linted(*args: Any, **kwargs: Any) -> Any:
-        with step_of("cpu") as lint:
-            output = forward(*args, **kwargs)
-        counts.append(lint.count)
-        return output
-
-    monkeypatch.setattr(model, "forward", linted)
+    model = runner.get_model()
     answers = {
         f"r{length}": reference.answer(
             random_prompt(length), thinker_max_new_tokens=20, talker_max_new_tokens=20
@@ -73,9 +64,9 @@ def test_the_decoder_is_traced_whole_and_nothing_in_a_step_waits(
         return {name: talker.codes(name) for name in answers}
 
     expected = {name: answer.codes for name, answer in answers.items()}
-    assert spoken() == expected
+    with linted(model) as counts:
+        assert spoken() == expected
     assert min(counts) > 20
-    monkeypatch.setattr(model, "forward", forward)
     with compiled(model.model) as graphs:
         assert spoken() == expected
     # Prompts and several requests are of one; PyTorch makes another of a single token.

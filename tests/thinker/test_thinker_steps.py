@@ -1,27 +1,14 @@
 """A step of the thinker as on GPUs: the decoder is traced whole, and nothing waits."""
 
-from typing import Any
-
-import pytest
-
 from tests.support.answers import random_prompt
 from tests.support.compiled import compiled
-from tests.support.lint import step_of
+from tests.support.lint import linted
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 
 
-def test_the_decoder_is_traced_whole_and_nothing_in_a_step_waits(
-    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_decoder_is_traced_whole_and_nothing_in_a_step_waits(thinker: ThinkerRig) -> None:
     runner = thinker.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    model, counts = runner.get_model(), []
-    forward = model.forward
-
-    def linted(*args: Any, **kwargs: Any) -> Any:
-        with step_of("cpu") as lint:
-            output = forward(*args, **kwargs)
-        counts.append(lint.count)
-        return output
+    model = runner.get_model()
 
     def answered() -> list[list[int]]:
         thinker.forget()
@@ -37,8 +24,7 @@ def test_the_decoder_is_traced_whole_and_nothing_in_a_step_waits(
         return [thinker.text(name) for name in names]
 
     expected = answered()
-    with monkeypatch.context() as patched:
-        patched.setattr(model, "forward", linted)
+    with linted(model) as counts:
         assert answered() == expected
     assert min(counts) > 20
     with compiled(model.language_model.model) as graphs:
