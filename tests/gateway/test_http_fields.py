@@ -9,7 +9,6 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http import body as body_module
 from gateway.http.fields import IGNORED, NEUTRAL
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import read_speech
@@ -335,12 +334,18 @@ def test_half_a_character_and_half_a_body_are_told_apart(text: str, problem: str
         read_chat(parse(bytearray(body, "utf-8"), 10**6), 100)
 
 
-def test_bodies_that_would_swell_are_refused_before_they_do(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(body_module, "MAX_VALUES", 1000)
-    monkeypatch.setattr(body_module, "COUNT_PIECE", 100)
-    body = json.dumps({"model": "m", "messages": HI, "user": [{}] * 2000}).encode()
-    with pytest.raises(InvalidRequestError, match="more than 1000 values"):
-        read_chat(parse(bytearray(body), 10**6), 100)
+@pytest.mark.parametrize(
+    ("value", "count", "problem"),
+    [
+        ("0,", 2**20, "more than 1048576 values"),
+        ("[],", 2**17, "more than 131072 lists, objects and members of objects"),
+        ('{"a": 0},', 2**16, "more than 131072 lists, objects and members of objects"),
+    ],
+)
+def test_bodies_that_would_swell_are_refused_before_they_do(value: str, count: int, problem: str) -> None:
+    body = json.dumps({"model": "m", "messages": HI, "user": ["?"]}).replace('"?"', value * count + "0")
+    with pytest.raises(InvalidRequestError, match=problem):
+        read_chat(parse(bytearray(body.encode()), 10**8), 100)
 
 
 @given(st.dictionaries(st.sampled_from([*NEUTRAL, *IGNORED, "messages", "audio", "stream"]), JSON_VALUES))

@@ -312,10 +312,11 @@ def test_a_text_is_spoken_while_it_grows(configure: Configure) -> None:
 @pytest.mark.parametrize(
     ("messages", "problem"),
     [
-        (["{"], "not JSON"),
-        (["[]"], "an object with a type"),
-        (["[" * 100_000], "not JSON"),
-        (['{"type": "session.config", "nothing": [' + 180_000 * "[]," + "0]}"], "540042 characters"),
+        (["{"], "cannot be read as a JSON object"),
+        (["[]"], "cannot be read as a JSON object"),
+        (["{}"], "an object with a type"),
+        (["[" * 100_000], "cannot be read as a JSON object"),
+        (['{"type": "session.config", "nothing": [' + 180_000 * "[]," + "0]}"], "more than 131072 lists"),
         (['{"type": "session.config"}', json.dumps({"type": "input.text", "text": 32_768 * "\U0001f600"}),
           '{"type": "other"}'], "no message of type 'other'"),
         (['{"type": "input.done"}'], "must be session.config"),

@@ -38,6 +38,12 @@ from tests.support.media import speech
 Configure = Callable[..., Config]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A busy machine's verdicts are waited for."""
+    monkeypatch.setattr(end, "LATE_S", 30.0)
+
+
 class Network:
     """Says what it is told to, and keeps what it heard."""
 
@@ -207,9 +213,7 @@ def test_a_slow_network_is_not_waited_for_and_nothing_queues_behind_it(
     assert "was not heard in 0.1 s: silence ends it" in caplog.text
 
 
-def test_of_many_pauses_at_once_some_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(end, "LATE_S", 30.0)
-
+def test_of_many_pauses_at_once_some_are_not_heard() -> None:
     async def scenario() -> None:
         network = Network(0.9)
         network.free.clear()

@@ -9,6 +9,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.http.answer import HttpAnswer
+from gateway.http.body import read_object
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of, status_of
@@ -16,7 +17,7 @@ from gateway.http.fields import named
 from gateway.http.guards.keys import client_of
 from gateway.http.openai.response_writer import empty_response
 from gateway.http.openai.responses import CANCEL, NAMES, ResponseOptions, ResponsesApi
-from omnirelay.errors import CancelledRequestError, OmniRelayError
+from omnirelay.errors import CancelledRequestError, InvalidRequestError, OmniRelayError
 from omnirelay.protocol import PIECE_BYTES, GenerateRequest
 
 IDLE_S: Final = 600.0
@@ -98,10 +99,10 @@ class _Connection:
         if len(text) > MAX_CANCEL or CANCEL not in text:
             return False
         try:
-            event = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeEncodeError):
+            event = read_object(bytearray(text, "utf-8", "surrogatepass"))
+        except InvalidRequestError:
             return False
-        if not isinstance(event, dict) or event.get("type") != CANCEL:
+        if event.get("type") != CANCEL:
             return False
         current = self._current
         if current is not None and event.get("response_id") in (None, f"resp_{current.request_id}"):

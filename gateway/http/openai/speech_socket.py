@@ -14,6 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
+from gateway.http.body import read_object
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import AudioFormat
@@ -31,11 +32,6 @@ IDLE_S: Final = 120.0
 """Time limit between two messages of a client, while nothing is spoken."""
 MAX_WAITING: Final = 64
 """Messages with text that wait to be spoken; further ones are not read before."""
-MAX_MESSAGE: Final = 2**19
-"""Characters of a message: a text of the most, each character escaped as two surrogates, and more.
-
-Parsing one, which nothing interrupts, delays all other clients.
-"""
 NORMAL: Final = 1000
 
 log = logging.getLogger(__name__)
@@ -136,16 +132,8 @@ class _Connection:
                     raise InvalidRequestError(f"no message came for {self._idle_s:g} s") from None
         if message["type"] == "websocket.disconnect":
             raise ClientGoneError
-        text = message.get("text") or ""
-        if len(text) > MAX_MESSAGE:
-            raise InvalidRequestError(
-                f"a message has {len(text)} characters, at most {MAX_MESSAGE} are taken"
-            )
-        try:
-            values = msgspec.json.decode(text)
-        except (msgspec.DecodeError, UnicodeEncodeError, RecursionError) as error:
-            raise InvalidRequestError(f"a message is not JSON: {error}") from error
-        if not isinstance(values, dict) or not isinstance(kind := values.pop("type", None), str):
+        values = read_object(bytearray(message.get("text") or "", "utf-8", "surrogatepass"))
+        if not isinstance(kind := values.pop("type", None), str):
             raise InvalidRequestError("a message is an object with a type", "type")
         return kind, values
 
