@@ -94,7 +94,8 @@ def make_corpus(
 
 def _sentences() -> Sentences:
     trained, held_out = world.spoken_sentences(SENTENCES)
-    return [*dict.fromkeys([*trained, *world.word_sequences(_SEQUENCES), *texts_to_read(_TEXTS)])], held_out
+    more = [world.UNHEARD, *world.word_sequences(_SEQUENCES), *texts_to_read(_TEXTS)]
+    return [*dict.fromkeys([*trained, *more])], held_out
 
 
 def _write(directory: Path, sentences: Sentences, speak: Speak) -> None:
