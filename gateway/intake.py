@@ -7,7 +7,7 @@ import msgspec
 
 from gateway.dispatch.prefills import MAX_BYTES
 from gateway.fairness.memory_budget import Hold
-from gateway.input.executor import PromptExecutor
+from gateway.fairness.thread import FairThread
 from gateway.input.media import MediaIntake
 from gateway.input.prompt import PromptBuilder
 from gateway.input.urls import HttpsUrl
@@ -38,7 +38,7 @@ class RequestIntake:
         self._name = name
         self._validator = validator
         self._placeholders = prompts.placeholders
-        self._thread = PromptExecutor()
+        self._thread = FairThread("prompts")
         self._media = MediaIntake(media, fetch, self._thread.run)
 
     async def request(

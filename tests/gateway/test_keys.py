@@ -173,6 +173,13 @@ def test_a_bucket_gives_no_more_than_its_rate_and_burst(
     assert bucket.wait_s() == 0
 
 
+def test_tokens_that_are_taken_in_advance_are_waited_for() -> None:
+    bucket = TokenBucket(4.0, 30.0, clock=lambda: 0.0)
+    assert bucket.wait_s(30) == 0
+    bucket.take(30)
+    assert bucket.wait_s(8) == 2
+
+
 def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
     client = Principal("key a", ClientLimits(requests_per_second=0.5, burst=2))
     client.open()
