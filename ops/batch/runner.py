@@ -16,6 +16,7 @@ from omnirelay.errors import (
     StageUnavailableError,
     StoppingError,
 )
+from omnirelay.tasks import all_of
 from ops.batch.prompts import BatchJob
 from ops.batch.results import ResultFolder
 from shared.config import Config
@@ -90,13 +91,7 @@ class BatchRunner:
             OmniRelayError: The gateway is gone or stopping, the results cannot be written, or the input
                 cannot be read: what has a result keeps it.
         """
-        workers = [asyncio.create_task(self._work(jobs)) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await all_of(self._work(jobs) for _ in range(concurrency))
 
     async def _work(self, jobs: Iterator[BatchJob]) -> None:
         for job in jobs:

@@ -37,13 +37,3 @@ def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
 
     asyncio.run(scenario())
     assert unhandled == []
-
-
-def test_an_error_is_the_callers() -> None:
-    async def scenario() -> None:
-        executor = FairThread("prompts")
-        with pytest.raises(ZeroDivisionError):
-            await executor.run("a", lambda: 1 / 0)
-        executor.close()
-
-    asyncio.run(scenario())

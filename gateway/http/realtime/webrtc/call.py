@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -21,6 +21,7 @@ from gateway.http.realtime.session import Session
 from gateway.http.realtime.webrtc.peer import Peer
 from gateway.requests.metrics import CallEnd
 from omnirelay.errors import OmniRelayError
+from omnirelay.tasks import first_of
 from shared.http.protocol import STALL_S
 from shared.messages import SAMPLE_RATE
 
@@ -264,26 +265,20 @@ class Call:
         self._peer.end()
 
     async def _converse(self) -> CallEnd:
+        async def ended(end: CallEnd, work: Awaitable[object]) -> CallEnd:
+            await work
+            return end
+
         session = self._open_session()
-        ends: tuple[tuple[CallEnd, Coroutine[Any, Any, object]], ...] = (
-            ("hung_up", self._handle(session)),
-            ("hung_up", self._peer.gone.wait()),
-            ("too_slow", session.too_slow.wait()),
-            ("too_fast", self._hear(session)),
-            ("time_limit", self._watch(session)),
-        )
         try:
             await session.begin()
-            tasks = {asyncio.create_task(work): end for end, work in ends}
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-                return next(end for task, end in tasks.items() if task in done)
-            finally:
-                for each in tasks:
-                    each.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            return await first_of(
+                ended("hung_up", self._handle(session)),
+                ended("hung_up", self._peer.gone.wait()),
+                ended("too_slow", session.too_slow.wait()),
+                ended("too_fast", self._hear(session)),
+                ended("time_limit", self._watch(session)),
+            )
         finally:
             await session.close()
 
