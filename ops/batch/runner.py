@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -64,25 +65,23 @@ class Tally:
         return f"{self.summary}; {tried / elapsed:.1f} a second, about {_duration(left)} left"
 
 
+@dataclass(frozen=True)
 class BatchRunner:
     """Answers jobs, ``concurrency`` at a time.
 
-    Args:
-        client: Connected.
-        results: Where answers and failures go.
-        folder: What the jobs' relative paths are relative to.
-        text_only: No speech.
-        tally: Kept up to date.
+    Attributes:
+        _client: Connected.
+        _results: Where answers and failures go.
+        _folder: What the jobs' relative paths are relative to.
+        _text_only: No speech.
+        _tally: Kept up to date.
     """
 
-    def __init__(
-        self, client: AsyncClient, results: ResultFolder, folder: Path, text_only: bool, tally: Tally
-    ) -> None:
-        self._client = client
-        self._results = results
-        self._folder = folder
-        self._text_only = text_only
-        self._tally = tally
+    _client: AsyncClient
+    _results: ResultFolder
+    _folder: Path
+    _text_only: bool
+    _tally: Tally
 
     async def run(self, jobs: Iterator[BatchJob], concurrency: int) -> None:
         """Answer all that have no result yet.

@@ -217,28 +217,22 @@ FAST_S: Final = 10.0
 """How much audio a client may send more than the time that has passed."""
 
 
+@dataclass(eq=False)
 class Call:
     """A session whose client is connected by WebRTC.
 
-    Args:
-        open_session: Opens the session, once the client is connected.
-        longest_s: Time limit of the call.
+    Attributes:
+        _open_session: Opens the session, once the client is connected.
+        _longest_s: Time limit of the call.
+        _active: When something happened last.
     """
 
-    def __init__(
-        self,
-        name: str,
-        peer: Peer,
-        transport: CallTransport,
-        open_session: Callable[[], Session],
-        longest_s: float,
-    ) -> None:
-        self.id: Final = name
-        self._peer = peer
-        self._transport = transport
-        self._open_session = open_session
-        self._longest_s = longest_s
-        self._active = 0.0
+    id: str
+    _peer: Peer
+    _transport: CallTransport
+    _open_session: Callable[[], Session]
+    _longest_s: float
+    _active: float = 0.0
 
     async def run(self) -> CallEnd:
         """Hold the call until one side hangs up, or a limit is reached; then everything is free."""
