@@ -23,9 +23,8 @@ from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S
 from gateway.http.realtime.turns.end import EndDetector
-from gateway.http.realtime.turns.listener import TurnListener
+from gateway.http.realtime.turns.listener import TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import SemanticVad
 from gateway.http.realtime.turns.silero import Floats
 from gateway.http.realtime.turns.smart_turn import SmartTurn, installed_weights

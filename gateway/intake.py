@@ -1,13 +1,14 @@
 """Turns clients' requests into the thinker's: validated, their prompts built, their media loaded."""
 
 import secrets
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Final
 
 import msgspec
 
 from gateway.dispatch.prefills import MAX_BYTES
 from gateway.fairness.memory_budget import Hold
-from gateway.input.executor import PromptExecutor
+from gateway.fairness.thread import FairThread
 from gateway.input.media import MediaIntake
 from gateway.input.prompt import PromptBuilder
 from gateway.input.urls import HttpsUrl
@@ -24,22 +25,19 @@ if TYPE_CHECKING:
 RETRY_WITH_REQUEST_MS: Final = 1000
 
 
+@dataclass(eq=False)
 class RequestIntake:
-    """Builds prompts on a thread of its own, and loads media; ``name`` is the prefix of request ids."""
+    """Builds prompts on a thread of its own, and loads media; ``_name`` is the prefix of request ids."""
 
-    def __init__(
-        self,
-        name: str,
-        validator: Validator,
-        prompts: PromptBuilder,
-        media: MediaConfig,
-        fetch: "Fetcher | None",
-    ) -> None:
-        self._name = name
-        self._validator = validator
-        self._placeholders = prompts.placeholders
-        self._thread = PromptExecutor()
-        self._media = MediaIntake(media, fetch, self._thread.run)
+    _name: str
+    _validator: Validator
+    _prompts: PromptBuilder
+    _config: MediaConfig
+    _fetch: "Fetcher | None"
+    _thread: FairThread = field(default_factory=lambda: FairThread("prompts"))
+
+    def __post_init__(self) -> None:
+        self._media = MediaIntake(self._config, self._fetch, self._thread.run)
 
     async def request(
         self,
@@ -73,7 +71,7 @@ class RequestIntake:
             raise BusyError(problem, RETRY_WITH_REQUEST_MS)
         prompt: list[int] = await self._thread.run(hold.client, self._validator.prompt, request)
         if goes_on:
-            while prompt and prompt[-1] not in self._placeholders:
+            while prompt and prompt[-1] not in self._prompts.placeholders:
                 prompt.pop()
         media = await self._media.load(items, hold)
         return ThinkRequest(

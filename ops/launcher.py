@@ -21,6 +21,7 @@ from omnirelay.errors import (
     MessageError,
     StageStartError,
 )
+from omnirelay.tasks import first_of
 from ops.addresses import MODULES, require_free
 from ops.child import STOP_S, Child, last_words
 from ops.console import announce, console
@@ -286,12 +287,5 @@ async def work_with(stack: Stack, work: Callable[[], Coroutine[Any, Any, None]])
         StageStartError: A process ended; that explains why the work failed.
     """
     async with running(stack):
-        working, watching = asyncio.create_task(work()), asyncio.create_task(stack.watch())
-        try:
-            await asyncio.wait([working, watching], return_when=asyncio.FIRST_COMPLETED)
-            await (watching if watching.done() else working)
-        finally:
-            # Before the stack stops, which the one would take for a failure and the other for a loss.
-            working.cancel()
-            watching.cancel()
-            await asyncio.gather(working, watching, return_exceptions=True)
+        # Both end before the stack stops, which the one would take for a failure and the other for a loss.
+        await first_of(stack.watch(), work())

@@ -25,25 +25,22 @@ class Unread:
     requests: int = 0
 
 
+@dataclass(eq=False)
 class ClientAccount:
-    """Counts what one connection has open and unread; without ``client`` it is a client of its own."""
+    """Counts what one connection of a client has open and unread."""
 
-    def __init__(
-        self,
-        name: str,
-        max_requests: int,
-        max_backlog_bytes: int,
-        client: Principal | None = None,
-        unread: Unread | None = None,
-    ) -> None:
-        self.name: Final = name
-        self.max_requests: Final = max_requests
-        self.client: Final = client or Principal(name)
-        self.share: Final = self.client.name
-        self._max_backlog_bytes = max_backlog_bytes
-        self._unread = unread or Unread(max_backlog_bytes)
-        self.open_requests = 0
-        self.backlog_bytes = 0
+    name: str
+    max_requests: int
+    _max_backlog_bytes: int
+    client: Principal
+    _unread: Unread
+    open_requests: int = 0
+    backlog_bytes: int = 0
+
+    @property
+    def share(self) -> str:
+        """The quota that it uses."""
+        return self.client.name
 
     def allowed(self, request: GenerateRequest) -> GenerateRequest:
         """The request, with its priority limited to what the client may use."""

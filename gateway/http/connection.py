@@ -1,10 +1,11 @@
-"""Clients that disconnect before they have their answer."""
+"""Clients that disconnect before they have their answer, and what WebSockets send and receive."""
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from starlette.types import Receive
+from starlette.types import Message, Receive
+from starlette.websockets import WebSocket, WebSocketDisconnect
 
 
 class ClientGoneError(Exception):
@@ -39,3 +40,31 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
         raise ClientGoneError from None
     finally:
         watcher.cancel()
+
+
+async def received(socket: WebSocket, idle_s: float, busy: Callable[[], bool]) -> Message:
+    """Wait for a message of a client.
+
+    Raises:
+        TimeoutError: None has come for ``idle_s`` seconds, and the gateway is not ``busy`` for the client.
+    """
+    while True:
+        try:
+            async with asyncio.timeout(idle_s):
+                return await socket.receive()
+        except TimeoutError:
+            if not busy():
+                raise
+
+
+async def send_text(socket: WebSocket, text: str) -> None:
+    """Send a message.
+
+    Raises:
+        ClientGoneError: The client disconnected.
+    """
+    try:
+        await socket.send_text(text)
+    except (WebSocketDisconnect, RuntimeError) as error:
+        # Starlette raises RuntimeError if this side has closed the connection meanwhile.
+        raise ClientGoneError from error

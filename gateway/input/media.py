@@ -1,6 +1,5 @@
 """Media of a request: counted, checked for size, and fetched.  Only the thinker looks into the files."""
 
-import asyncio
 from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
@@ -10,6 +9,7 @@ from gateway.fairness.memory_budget import Hold
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_https
 from omnirelay.content import MediaPart
 from omnirelay.errors import MediaError, MediaTooLargeError, MediaUnreachableError
+from omnirelay.tasks import all_of
 from shared.config import MediaConfig
 from shared.messages import MAX_MEDIA_ITEMS, MEDIA_KINDS, MediaItem, MediaKind
 from shared.messages.payloads import Blob
@@ -69,12 +69,7 @@ class MediaIntake:
             self._check_total(total)
             hold.grow(size)
 
-        try:
-            async with asyncio.TaskGroup() as group:
-                tasks = [group.create_task(self._load_one(each, grow, hold.client)) for each in items]
-        except ExceptionGroup as failures:
-            raise failures.exceptions[0] from failures
-        return [task.result() for task in tasks]
+        return await all_of(self._load_one(each, grow, hold.client) for each in items)
 
     def _source(self, name: str, part: MediaPart) -> memoryview | str | HttpsUrl:
         if part.data is not None and part.url is None:

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import time
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -16,6 +17,7 @@ from omnirelay.errors import (
     StageUnavailableError,
     StoppingError,
 )
+from omnirelay.tasks import all_of
 from ops.batch.prompts import BatchJob
 from ops.batch.results import ResultFolder
 from shared.config import Config
@@ -63,25 +65,23 @@ class Tally:
         return f"{self.summary}; {tried / elapsed:.1f} a second, about {_duration(left)} left"
 
 
+@dataclass(frozen=True)
 class BatchRunner:
     """Answers jobs, ``concurrency`` at a time.
 
-    Args:
-        client: Connected.
-        results: Where answers and failures go.
-        folder: What the jobs' relative paths are relative to.
-        text_only: No speech.
-        tally: Kept up to date.
+    Attributes:
+        _client: Connected.
+        _results: Where answers and failures go.
+        _folder: What the jobs' relative paths are relative to.
+        _text_only: No speech.
+        _tally: Kept up to date.
     """
 
-    def __init__(
-        self, client: AsyncClient, results: ResultFolder, folder: Path, text_only: bool, tally: Tally
-    ) -> None:
-        self._client = client
-        self._results = results
-        self._folder = folder
-        self._text_only = text_only
-        self._tally = tally
+    _client: AsyncClient
+    _results: ResultFolder
+    _folder: Path
+    _text_only: bool
+    _tally: Tally
 
     async def run(self, jobs: Iterator[BatchJob], concurrency: int) -> None:
         """Answer all that have no result yet.
@@ -90,13 +90,7 @@ class BatchRunner:
             OmniRelayError: The gateway is gone or stopping, the results cannot be written, or the input
                 cannot be read: what has a result keeps it.
         """
-        workers = [asyncio.create_task(self._work(jobs)) for _ in range(concurrency)]
-        try:
-            await asyncio.gather(*workers)
-        finally:
-            for worker in workers:
-                worker.cancel()
-            await asyncio.gather(*workers, return_exceptions=True)
+        await all_of(self._work(jobs) for _ in range(concurrency))
 
     async def _work(self, jobs: Iterator[BatchJob]) -> None:
         for job in jobs:

@@ -13,7 +13,7 @@ import msgspec
 from omnirelay.cli.output import say
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ConfigError, StageStartError
-from ops.doctor import access, calls, checkpoint, demand, gpus, limits, machine, network, security, software
+from ops.doctor import access, calls, checkpoint, gpus, limits, machine, network, security, software
 from ops.doctor.finding import Finding, Level, ok, problem, warning
 from shared.config import Config, holds_nothing, load_config
 from shared.devices import EngineReport
@@ -104,7 +104,7 @@ class Examination:
         if readings is None:
             return
         if model is not None and on_cpu:
-            needed = demand.on_cpu(config, model)
+            needed = machine.memory_needed(config, model)
             self._add("memory", lambda: machine.check_memory(readings, needed, running is not None))
         self._add("cpu", lambda: machine.check_cpus(config, readings, on_cpu))
         divided = any(parallel(config, stage) > 1 for stage in config.served_stages)

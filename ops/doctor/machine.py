@@ -10,9 +10,11 @@ from typing import Final
 
 from omnirelay.cli.output import GIB, MIB, gibibytes, mebibytes
 from ops.doctor.finding import Findings, ok, problem, warning
+from services.families.sizes import Model, weight_bytes
 from shared.config import DEFAULT_CHECKPOINT, Config
-from shared.engine_defaults import compute_threads
+from shared.engine_defaults import compute_threads, kv_cache_bytes
 from shared.messages import StageName
+from shared.sharing import engine_of
 
 COMFORT: Final = 0.8
 """Of the memory; beyond it, little is left for requests."""
@@ -25,6 +27,8 @@ HUB_BYTES: Final = 30 * GIB
 """Room for a released checkpoint: that with 7 billion parameters has more than 20 GiB."""
 MIN_SHARED_BYTES: Final = MIB
 """Locks between processes (POSIX semaphores) are files in ``/dev/shm``, and libraries make some."""
+STAGE_BYTES: Final = 3 * GIB // 4
+"""What a stage's process takes beside weights and KV cache, roughly: Python, PyTorch, vLLM."""
 CGROUP: Final = Path("/sys/fs/cgroup")
 OWN_CGROUPS: Final = Path("/proc/self/cgroup")
 SHARED_MEMORY: Final = Path("/dev/shm")  # noqa: S108  Not for files of ours.
@@ -56,6 +60,17 @@ def read_machine() -> Machine:
         shared_bytes=shutil.disk_usage(SHARED_MEMORY).free if SHARED_MEMORY.is_dir() else 0,
         open_files=files,
     )
+
+
+def memory_needed(config: Config, model: Model) -> dict[StageName, int]:
+    """Roughly what each stage takes of a machine without GPUs, with all its replicas; see docs/memory.md."""
+    needed = {}
+    for stage in config.served_stages:
+        engine = engine_of(config, stage)
+        cache = 0 if engine is None else kv_cache_bytes(engine, on_cpu=True) or 0
+        each = weight_bytes(config, model, stage) + cache + STAGE_BYTES
+        needed[stage] = config.stage(stage).replicas * each
+    return needed
 
 
 def check_memory(machine: Machine, needed: Mapping[StageName, int], running: bool) -> Findings:

@@ -14,6 +14,7 @@ from omnirelay.cli.progress import ProgressLine
 from omnirelay.client.answer import OpenAnswer
 from omnirelay.client.request import taking_options_of
 from omnirelay.errors import OmniRelayError
+from omnirelay.tasks import all_of
 from ops.batch.runner import Tally, concurrency_of, patient_answer
 from ops.omni.answer import OmniAnswer, OmniPrompt, Prepared
 from ops.omni.stack import OwnStack
@@ -142,14 +143,8 @@ class AsyncOmni(AsyncClient):
             tally.answered += 1
             return OmniAnswer(result.text, result.waveform, result.done, prepared[number])
 
-        tasks = [asyncio.create_task(answer(number)) for number in range(len(prepared))]
-        try:
-            with ProgressLine(lambda: tally.estimate if progress else ""):
-                return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        with ProgressLine(lambda: tally.estimate if progress else ""):
+            return await all_of(answer(number) for number in range(len(prepared)))
 
     def _on_interrupted(self, answer: OpenAnswer, error: OmniRelayError, wait_s: float) -> None:
         if not self._closed:

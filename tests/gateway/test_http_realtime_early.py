@@ -16,7 +16,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
-from gateway.access.account import ClientAccount
+from gateway.access.account import ClientAccount, Unread
+from gateway.access.clients import Principal
 from gateway.http.realtime.input import early
 from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway
@@ -283,7 +284,8 @@ def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(
         )
         gateway.prefills = Thinker()
         gateway.compute_early = mock.AsyncMock(return_value="computed")
-        prompt = EarlyPrompt(cast("Gateway", gateway), ClientAccount("a", 1, 1), "a")
+        account = ClientAccount("a", 1, 1, Principal("a"), Unread(1))
+        prompt = EarlyPrompt(cast("Gateway", gateway), account, "a")
 
         def begun() -> GenerateRequest:
             sent.append(size)

@@ -173,6 +173,13 @@ def test_a_bucket_gives_no_more_than_its_rate_and_burst(
     assert bucket.wait_s() == 0
 
 
+def test_tokens_that_are_taken_in_advance_are_waited_for() -> None:
+    bucket = TokenBucket(4.0, 30.0, clock=lambda: 0.0)
+    assert bucket.wait_s(30) == 0
+    bucket.take(30)
+    assert bucket.wait_s(8) == 2
+
+
 def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
     client = Principal("key a", ClientLimits(requests_per_second=0.5, burst=2))
     client.open()
@@ -184,14 +191,16 @@ def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
 
 
 def test_no_request_is_more_urgent_than_its_client_may_be() -> None:
-    account = ClientAccount("x", 1, 1, Principal("key a", ClientLimits(best_priority=5)))
+    account = ClientAccount("x", 1, 1, Principal("key a", ClientLimits(best_priority=5)), Unread(1))
     assert account.allowed(GenerateRequest(priority=-3)).priority == 5
     assert account.allowed(GenerateRequest(priority=9)).priority == 9
 
 
 def test_while_all_leave_much_unread_only_who_reads_gets_more() -> None:
     unread = Unread(3 * UNREAD_OF_ONE)
-    slow, slower, reader = (ClientAccount(name, 9, 100 * UNREAD_OF_ONE, unread=unread) for name in "abc")
+    slow, slower, reader = (
+        ClientAccount(name, 9, 100 * UNREAD_OF_ONE, Principal(name), unread) for name in "abc"
+    )
     slow.charge(UNREAD_OF_ONE + 1)
     slower.charge(2 * UNREAD_OF_ONE - 1)
     reader.charge(1000)

@@ -14,7 +14,8 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.access.account import ClientAccount
+from gateway.access.account import ClientAccount, Unread
+from gateway.access.clients import Principal
 from gateway.input.prompt import PromptBuilder
 from gateway.manager import Gateway
 from gateway.requests.lifecycle import RequestState
@@ -105,7 +106,7 @@ class Recovery(RuleBasedStateMachine):
         stages: Any = self
         self.gateway = Gateway(config, prompts, stages, clock=lambda: self.now)
         self.ids = prompts._tokenizer.encode(TEXT).ids
-        self.account = ClientAccount("a", 100, 2**20)
+        self.account = ClientAccount("a", 100, 2**20, Principal("a"), Unread(2**20))
         self.told: dict[tuple[StageName, str], Peers] = {}
         self.peers: dict[tuple[StageName, str], list[str]] = {}
         self.inboxes: dict[tuple[StageName, str], str] = {}

@@ -14,9 +14,8 @@ from numpy.typing import NDArray
 
 from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.realtime.input.audio import InputAudio
-from gateway.http.realtime.turns.listener import BURST_S, SPEED, Turn, TurnListener, _Pace
+from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import EAGERNESS, SemanticVad, ServerVad, TurnRules, read_rules
 from gateway.http.realtime.turns.silero import WEIGHTS, VoiceState, read_weights, silero
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_MS, VoiceStream, Window
@@ -239,12 +238,6 @@ def test_rules_that_clients_send(values: dict[str, Any]) -> None:
 def test_rules_that_are_refused(values: Any) -> None:
     with pytest.raises(InvalidRequestError, match="turn_detection"):
         read_rules(values, "turn_detection")
-
-
-def test_the_pace_is_bounded() -> None:
-    pace = _Pace()
-    assert pace.take(BURST_S) == 0
-    assert pace.take(8.0) == pytest.approx(8.0 / SPEED, abs=0.1)
 
 
 async def listened(

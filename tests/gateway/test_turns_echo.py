@@ -18,9 +18,8 @@ from numpy.typing import NDArray
 
 from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.realtime.input.audio import InputAudio
-from gateway.http.realtime.turns.listener import TurnListener
+from gateway.http.realtime.turns.listener import TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback, SentAnswer
-from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import ServerVad
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_SAMPLES, VoiceStream
 from labs.training.data.synthesis import SynthesizerVoice, synthesize

@@ -19,9 +19,8 @@ from gateway.http.realtime.endpoint import Sessions
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.turns import end
 from gateway.http.realtime.turns.end import EndDetector
-from gateway.http.realtime.turns.listener import Turn, TurnListener
+from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import SemanticVad, ServerVad, TurnRules
 from gateway.http.realtime.turns.silero import RATE, Floats
 from gateway.http.realtime.turns.smart_turn import SAMPLES, installed_weights, log_mel

@@ -3,6 +3,7 @@
 import binascii
 import time
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
 from typing import Any, Final
@@ -59,32 +60,27 @@ class ChatApi:
         return await whole_of(request, answers, [completion.whole() for completion in completions])
 
 
+@dataclass(eq=False)
 class Completion:
     """An answer in OpenAI's form.
 
-    Args:
-        keep: Keeps the text of a spoken answer under the id of its audio; returns until when.
+    Attributes:
+        _keep: Keeps the text of a spoken answer under the id of its audio; returns until when.
     """
 
-    def __init__(
-        self,
-        context: HttpContext,
-        options: ChatAnswerOptions,
-        answer: HttpAnswer,
-        keep: Callable[[str, str, int], int],
-    ) -> None:
-        self._answer = answer
-        self._keep = keep
+    _context: HttpContext
+    _options: ChatAnswerOptions
+    _answer: HttpAnswer
+    _keep: Callable[[str, str, int], int]
+    _created: int = field(default_factory=lambda: int(time.time()))
+
+    def __post_init__(self) -> None:
+        options = self._options
         self._calls = options.call_parser()
-        self._is_special = context.gateway.prompts.is_special
-        self._token_bytes = context.gateway.prompts.token_bytes
-        self._report = partial(context.gateway.report, answer.request_id)
-        self._options = options
-        self._model = context.model
-        self._created = int(time.time())
+        self._prompts = self._context.gateway.prompts
         self._audio = (
             # The base64 of a resumable answer is whole in each chunk.
-            context.audio.start(options.audio, streamed=options.events, base64=not options.resumable)
+            self._context.audio.start(options.audio, streamed=options.events, base64=not options.resumable)
             if options.audio
             else None
         )
@@ -164,7 +160,7 @@ class Completion:
 
     def _head(self, kind: str) -> dict[str, Any]:
         name = f"chatcmpl-{self._answer.request_id}"
-        return {"id": name, "object": kind, "created": self._created, "model": self._model}
+        return {"id": name, "object": kind, "created": self._created, "model": self._context.model}
 
     def _logprobs(self, event: TextEvent) -> list[dict[str, Any]]:
         """Describe the tokens of an event that have a text, each with the likeliest in its place."""
@@ -175,11 +171,11 @@ class Completion:
             self._token(token_id, each.logprob)
             | {"top_logprobs": [self._token(*likely) for likely in each.top]}
             for token_id, each in pairs
-            if not self._is_special(token_id)
+            if not self._prompts.is_special(token_id)
         ]
 
     def _token(self, token_id: int, logprob: float) -> dict[str, Any]:
-        data = self._token_bytes(token_id)
+        data = self._prompts.token_bytes(token_id)
         return {"token": data.decode(errors="replace"), "logprob": logprob, "bytes": list(data)}
 
     def _content(self, logprobs: list[dict[str, Any]]) -> dict[str, Any] | None:
@@ -200,7 +196,7 @@ class Completion:
 
     def _usage_so_far(self) -> dict[str, int] | None:
         """Count the tokens that the stages have sent; none if the request is not remembered any more."""
-        report = self._report()
+        report = self._context.gateway.report(self._answer.request_id)
         if report is None:
             return None
         written = report.text_tokens + report.codec_tokens

@@ -1,8 +1,8 @@
 """Several answers to one request: OpenAI's choices."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Sequence
-from typing import Any, TypeVar
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from typing import Any
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -12,9 +12,9 @@ from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.streams import EventStream
+from omnirelay.tasks import all_of
 
 Chunks = AsyncGenerator[dict[str, Any], None]
-T = TypeVar("T")
 
 
 def stream_of(context: HttpContext, answers: Sequence[HttpAnswer], streams: Sequence[Chunks]) -> EventStream:
@@ -34,17 +34,6 @@ async def whole_of(
             return json_response(joined(await all_of(wholes)), headers=answers[0].headers)
     finally:
         close_all(answers)
-
-
-async def all_of(works: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results; the first error ends them all."""
-    tasks = [asyncio.create_task(work) for work in works]
-    try:
-        return await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
 
 
 def joined(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 import secrets
 import time
 from collections.abc import AsyncGenerator, Callable, Iterator
+from dataclasses import dataclass, field
 from typing import Any
 
 from gateway.http.answer import HttpAnswer, finish_reason, usage_of
@@ -11,27 +12,25 @@ from gateway.http.openai.tools import Call, call_object
 from omnirelay.events import DoneEvent, TextEvent
 
 
+@dataclass(eq=False)
 class ResponseWriter:
     """An answer as the events of a response; the last one has the whole response.
 
-    Args:
-        keep: Called with the response's id and its whole text, before the last event.
+    Attributes:
+        _keep: Called with the response's id and its whole text, before the last event.
     """
 
-    def __init__(
-        self,
-        model: str,
-        answer: HttpAnswer,
-        options: ChatAnswerOptions,
-        keep: Callable[[str, str], None],
-    ) -> None:
-        self._keep = keep
-        self._answer = answer
-        self._calls = options.call_parser()
-        self._output: list[dict[str, Any]] = []
-        self._said: list[str] | None = None
-        self._number = 0
-        self._head = _head(f"resp_{answer.request_id}", model, options.parallel)
+    _model: str
+    _answer: HttpAnswer
+    _options: ChatAnswerOptions
+    _keep: Callable[[str, str], None]
+    _output: list[dict[str, Any]] = field(default_factory=list)
+    _said: list[str] | None = None
+    _number: int = 0
+
+    def __post_init__(self) -> None:
+        self._calls = self._options.call_parser()
+        self._head = _head(f"resp_{self._answer.request_id}", self._model, self._options.parallel)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the events as the answer is generated."""

@@ -10,7 +10,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.http.answer import HttpAnswer
 from gateway.http.body import read_object
-from gateway.http.connection import ClientGoneError
+from gateway.http.connection import ClientGoneError, received, send_text
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of, status_of
 from gateway.http.fields import named
@@ -19,6 +19,7 @@ from gateway.http.openai.response_writer import empty_response
 from gateway.http.openai.responses import CANCEL, NAMES, ResponseOptions, ResponsesApi
 from omnirelay.errors import CancelledRequestError, InvalidRequestError, OmniRelayError
 from omnirelay.protocol import PIECE_BYTES, GenerateRequest
+from omnirelay.tasks import first_of
 
 IDLE_S: Final = 600.0
 """Time limit between two messages of a client that waits for nothing."""
@@ -43,16 +44,10 @@ class ResponsesSocket:
         """Serve one client until it disconnects, or is idle."""
         await socket.accept()
         connection = _Connection(socket, self._context, self._api)
-        tasks = [asyncio.create_task(connection.read(self._idle_s)), asyncio.create_task(connection.answer())]
         try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            done.pop().result()
+            await first_of(connection.read(self._idle_s), connection.answer())
         except (ClientGoneError, WebSocketDisconnect) as error:
             log.debug("a client of /v1/responses disconnected: %s", error)
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Connection:
@@ -70,11 +65,8 @@ class _Connection:
         """Take messages until the client disconnects, or is idle."""
         while True:
             try:
-                async with asyncio.timeout(idle_s):
-                    message = await self._socket.receive()
+                message = await received(self._socket, idle_s, self._answering.locked)
             except TimeoutError:
-                if self._answering.locked():
-                    continue
                 await self._socket.close(NORMAL, "idle")
                 return
             if message["type"] == "websocket.disconnect":
@@ -143,11 +135,7 @@ class _Connection:
             await self._send({"type": f"response.{kind}", "sequence_number": number, "response": response})
 
     async def _send(self, event: dict[str, Any]) -> None:
-        try:
-            await self._socket.send_text(msgspec.json.encode(event).decode())
-        except (WebSocketDisconnect, RuntimeError) as error:
-            # Starlette raises RuntimeError if this side has closed the connection meanwhile.
-            raise ClientGoneError from error
+        await send_text(self._socket, msgspec.json.encode(event).decode())
 
 
 def _error_event(error: OmniRelayError) -> dict[str, Any]:

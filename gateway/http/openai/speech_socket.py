@@ -15,7 +15,7 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.http.body import read_object
-from gateway.http.connection import ClientGoneError
+from gateway.http.connection import ClientGoneError, received, send_text
 from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import AudioFormat
 from gateway.http.errors import body_of
@@ -27,6 +27,7 @@ from omnirelay.errors import InvalidRequestError, OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
 from omnirelay.reading import growing_pieces
+from omnirelay.tasks import first_of
 
 IDLE_S: Final = 120.0
 """Time limit between two messages of a client, while nothing is spoken."""
@@ -93,22 +94,11 @@ class _Connection:
         config = read_fields(values, _Config, neutral={"split_granularity": ("sentence",)})
         self._context.require_model(config.model)
         audio_format, request = config.read(self._context.gateway.validator.speech_system_prompt)
-        tasks = [
-            asyncio.create_task(self._read()),
-            asyncio.create_task(self._speak(request, audio_format, config)),
-        ]
-        try:
-            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-            for task in done:
-                task.result()
-        finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+        await first_of(self._read(), self._speak(request, audio_format, config))
 
     async def send(self, event: dict[str, Any]) -> None:
         """Send an event."""
-        await self._socket.send_text(msgspec.json.encode(event).decode())
+        await send_text(self._socket, msgspec.json.encode(event).decode())
 
     async def _read(self) -> None:
         """Take texts until the client disconnects."""
@@ -122,14 +112,10 @@ class _Connection:
                 raise InvalidRequestError(f"there is no message of type {kind[:64]!r} here", "type")
 
     async def _next(self) -> tuple[str, dict[str, Any]]:
-        while True:
-            try:
-                async with asyncio.timeout(self._idle_s):
-                    message = await self._socket.receive()
-                break
-            except TimeoutError:
-                if not self._begun:
-                    raise InvalidRequestError(f"no message came for {self._idle_s:g} s") from None
+        try:
+            message = await received(self._socket, self._idle_s, lambda: bool(self._begun))
+        except TimeoutError:
+            raise InvalidRequestError(f"no message came for {self._idle_s:g} s") from None
         if message["type"] == "websocket.disconnect":
             raise ClientGoneError
         values = read_object(bytearray(message.get("text") or "", "utf-8", "surrogatepass"))

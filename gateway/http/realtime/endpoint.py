@@ -30,7 +30,7 @@ from gateway.http.realtime.outbox import Outbox
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
 from gateway.http.realtime.turns.end import EndDetector
-from gateway.http.realtime.turns.pool import VoicePool
+from gateway.http.realtime.turns.listener import VoicePool
 from gateway.http.realtime.turns.smart_turn import SmartTurn, installed_weights
 from gateway.requests.metrics import Connection
 from omnirelay.errors import BusyError, OmniRelayError, SessionNotResumedError, UnsupportedError

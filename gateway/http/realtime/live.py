@@ -15,7 +15,7 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.access.clients import Principal
 from gateway.fairness.memory_budget import Hold
-from gateway.http.connection import ClientGoneError
+from gateway.http.connection import received, send_text
 from gateway.http.realtime.events import EventError, read_event
 from gateway.http.realtime.outbox import Outbox
 from gateway.http.realtime.session import Session
@@ -127,13 +127,15 @@ class LiveSession:
         if resumed:
             # Not one of the numbered events: what follows is what would have come without the loss.
             told = {"type": "session.resumed", "event_id": "event_resumed", "received_events": self._received}
-            await _write(socket, msgspec.json.encode({**told, "session": {"id": self.id}}).decode())
+            await send_text(socket, msgspec.json.encode({**told, "session": {"id": self.id}}).decode())
         if taken.is_set():
             await _close(socket, TAKEN_OVER)
             return False
         begins = None if resumed else partial(self._begin, not_resumed)
         reading = asyncio.create_task(self._read(socket, taken, idle_s, begins))
-        writing = asyncio.create_task(self._outbox.write(partial(_write, socket), self._outbox.connections))
+        writing = asyncio.create_task(
+            self._outbox.write(partial(send_text, socket), self._outbox.connections)
+        )
         slow, over = asyncio.create_task(self._session.too_slow.wait()), asyncio.create_task(taken.wait())
         tasks = (reading, writing, slow, over)
         try:
@@ -199,11 +201,8 @@ class LiveSession:
             await begins()
         while True:
             try:
-                async with asyncio.timeout(idle_s):
-                    message = await socket.receive()
+                message = await received(socket, idle_s, lambda: self._session.answering)
             except TimeoutError:
-                if self._session.answering:
-                    continue
                 log.info("closing %s: no event for %.0f s", self.id, idle_s)
                 await socket.close(NORMAL, "idle")
                 return False
@@ -215,14 +214,6 @@ class LiveSession:
                     return False
                 self._received += 1
                 await receive(message.get("text"), self._session)
-
-
-async def _write(socket: WebSocket, text: str) -> None:
-    try:
-        await socket.send_text(text)
-    except (WebSocketDisconnect, RuntimeError) as error:
-        # Starlette raises RuntimeError if this side has closed the connection meanwhile.
-        raise ClientGoneError from error
 
 
 async def _close(socket: WebSocket, reason: str) -> None:

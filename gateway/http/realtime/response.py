@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from gateway.access.account import ClientAccount
@@ -42,57 +43,50 @@ WRITTEN: Final = frozenset({RequestState.TALKING, RequestState.SYNTHESIZING})
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Response:
-    """A response to ``messages``; its answer is added to the conversation, if one is given.
+    """A response to messages; its answer is added to the conversation, if one is given.
 
-    ``early`` has had the beginning of the prompt computed; ``playback`` is that of the session.
+    Attributes:
+        _early: Has had the beginning of the prompt computed.
+        _playback: That of the session.
+        _silent: A call has begun: calls, and what follows them, are not spoken.
+        _delay_ms: How long to wait before the first piece is played.
+        _all_written: The text with its calls is complete; the rest of the request was not needed.
     """
 
-    def __init__(  # noqa: PLR0913, PLR0917 - what a session is made of
-        self,
-        context: HttpContext,
-        account: ClientAccount,
-        transport: Transport,
-        settings: Settings,
-        messages: Sequence[ChatMessage],
-        conversation: RealtimeConversation | None,
-        metadata: dict[str, str] | None,
-        early: EarlyPrompt,
-        playback: Playback,
-    ) -> None:
-        self.id: Final = f"resp_{secrets.token_hex(10)}"
-        self.error: OmniRelayError | None = None
-        self._context = context
-        self._account = account
-        self._transport = transport
-        self._send = transport.send
-        self._settings = settings
-        self._messages = messages
-        self._conversation = conversation
-        self._metadata = metadata
-        self._early = early
-        self._calls = settings.call_parser()
-        self._silent = False
-        """A call has begun: calls, and what follows them, are not spoken."""
-        self._output: list[Item] = []
+    _context: HttpContext
+    _account: ClientAccount
+    _transport: Transport
+    _settings: Settings
+    _messages: Sequence[ChatMessage]
+    _conversation: RealtimeConversation | None
+    _metadata: dict[str, str] | None
+    _early: EarlyPrompt
+    _playback: Playback
+    id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(10)}")
+    error: OmniRelayError | None = None
+    _silent: bool = False
+    _output: list[Item] = field(default_factory=list)
+    _index: int = 0
+    _delay_ms: int = 0
+    _texts: list[str] = field(default_factory=list)
+    _request_id: str | None = None
+    _cancelled: bool = False
+    _reason: CancelReason = "client_cancelled"
+    _done: DoneEvent | None = None
+    _all_written: bool = False
+    _work: asyncio.Task[None] | None = None
+    _begins: asyncio.TimerHandle | None = None
+    _begun: asyncio.Task[HttpAnswer] | None = None
+
+    def __post_init__(self) -> None:
+        self._send = self._transport.send
+        self._calls = self._settings.call_parser()
         self._item = Item("assistant", [], [], status="in_progress")
-        self._index = 0
-        self._playback = playback
-        self._delay_ms = 0
-        """How long to wait before the first piece is played."""
         # A transport that plays takes PCM.
-        law = None if transport.plays else LAWS.get(settings.output_format)
+        law = None if self._transport.plays else LAWS.get(self._settings.output_format)
         self._encoder = None if law is None else G711Encoder(law)
-        self._texts: list[str] = []
-        self._request_id: str | None = None
-        self._cancelled = False
-        self._reason: CancelReason = "client_cancelled"
-        self._done: DoneEvent | None = None
-        self._all_written = False
-        """The text with its calls is complete; the rest of the request was not needed."""
-        self._work: asyncio.Task[None] | None = None
-        self._begins: asyncio.TimerHandle | None = None
-        self._begun: asyncio.Task[HttpAnswer] | None = None
 
     @property
     def item_id(self) -> str:

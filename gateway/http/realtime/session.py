@@ -35,9 +35,8 @@ from gateway.http.realtime.settings import (
     shown_warnings,
     split,
 )
-from gateway.http.realtime.turns.listener import Turn, TurnListener
+from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import SemanticVad
 from omnirelay.content import AudioPart, ChatMessage
 from omnirelay.errors import (

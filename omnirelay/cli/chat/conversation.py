@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
@@ -28,28 +29,22 @@ _MAKE: Final[Mapping[MediaKind, Callable[[str], Attachment]]] = {
 }
 
 
+@dataclass(eq=False)
 class ChatSession:
     """Keeps the turns, and sends all of them with each request (the template, which has no turns).
 
-    Every request has its own connection, so the gateway may be restarted in between.  ``make_printers`` gives
-    what shows one answer.
+    Every request has its own connection, so the gateway may be restarted in between.  ``_make_printers``
+    gives what shows one answer.
     """
 
-    def __init__(
-        self,
-        target: Target,
-        template: GenerateRequest,
-        make_printers: Callable[[], Sequence[Listener]],
-        player: Player | None,
-    ) -> None:
-        self._target = target
-        self._template = template
-        self._make_printers = make_printers
-        self._player = player
-        self._turns: list[ChatMessage] = []
-        self._attached: list[Attachment] = []
-        self._playback: Playback | None = None
-        self._speech: bytes | None = None
+    _target: Target
+    _template: GenerateRequest
+    _make_printers: Callable[[], Sequence[Listener]]
+    _player: Player | None
+    _turns: list[ChatMessage] = field(default_factory=list)
+    _attached: list[Attachment] = field(default_factory=list)
+    _playback: Playback | None = None
+    _speech: bytes | None = None
 
     @property
     def playing(self) -> bool:

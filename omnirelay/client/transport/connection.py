@@ -3,7 +3,8 @@
 import asyncio
 import logging
 import ssl
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from itertools import count
 from pathlib import Path
 from typing import Final, Protocol
@@ -49,6 +50,7 @@ PING_AFTER_TICKS: Final = 4
 """A gateway that has sent nothing for so long while a request is open is asked whether it is alive."""
 SILENT_TICKS: Final = 14
 """After so long without a byte it is given up.  Ticks, because a client that was suspended heard nothing."""
+_DECODER: Final = msgspec.msgpack.Decoder[ServerMessage](ServerMessage)
 log = logging.getLogger(__name__)
 
 
@@ -68,45 +70,36 @@ class Receiver(Protocol):
         ...
 
 
+@dataclass(eq=False)
 class Connection:
     """One connection; it cannot be used again after it has ended.
 
-    Args:
-        address: ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
-        api_key: Sent with the hello.
-        ca: As :class:`omnirelay.AsyncClient` takes it.
-        on_ended: Called with this when the connection ends by itself.
-
     Attributes:
+        address: ``tcp://HOST:PORT`` or ``tls://HOST:PORT``.
+        _api_key: Sent with the hello.
+        _ca: As :class:`omnirelay.AsyncClient` takes it.
+        _on_ended: Called with this when the connection ends by itself.
         limits: The gateway's.
         ended: Why the connection has ended; None while it is open.
         stopping: The gateway has refused a request because it is stopping.
         loop: The event loop that serves it.
     """
 
-    def __init__(
-        self,
-        address: str,
-        api_key: str | None,
-        ca: str | Path | ssl.SSLContext | None,
-        on_ended: "Callable[[Connection], None]",
-    ) -> None:
-        self.address: Final = address
-        self.limits = Welcome(PROTOCOL_VERSION)
-        self.ended: OmniRelayError | None = None
-        self.stopping = False
-        self.loop: Final = asyncio.get_running_loop()
-        self._api_key = api_key
-        self._ca = ca
-        self._on_ended = on_ended
-        self._ids = count(1)
-        self._receivers: dict[int, Receiver] = {}
-        self._reports: dict[int, asyncio.Future[StatusReport]] = {}
-        self._decoder = msgspec.msgpack.Decoder(ServerMessage)
-        self._writer: asyncio.StreamWriter | None = None
-        self._outbox: Outbox | None = None
-        self._tasks: list[asyncio.Task[None]] = []
-        self._silent_ticks = 0
+    address: str
+    _api_key: str | None = field(repr=False)
+    _ca: str | Path | ssl.SSLContext | None
+    _on_ended: "Callable[[Connection], None]"
+    limits: Welcome = field(default_factory=lambda: Welcome(PROTOCOL_VERSION))
+    ended: OmniRelayError | None = None
+    stopping: bool = False
+    loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
+    _ids: Iterator[int] = field(default_factory=lambda: count(1))
+    _receivers: dict[int, Receiver] = field(default_factory=dict)
+    _reports: dict[int, asyncio.Future[StatusReport]] = field(default_factory=dict)
+    _writer: asyncio.StreamWriter | None = None
+    _outbox: Outbox | None = None
+    _tasks: list[asyncio.Task[None]] = field(default_factory=list)
+    _silent_ticks: int = 0
 
     @property
     def usable(self) -> bool:
@@ -251,7 +244,7 @@ class Connection:
 
     def _decode(self, body: bytearray) -> ServerMessage:
         try:
-            message: ServerMessage = self._decoder.decode(body)
+            message: ServerMessage = _DECODER.decode(body)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise MessageError(f"the gateway sent an invalid message: {said(error)}") from error
         return message

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from ops.doctor import demand, limits
+from ops.doctor import limits, machine
 from ops.doctor.finding import Finding
 from services.families.family import Paged
 from services.families.qwen2_5_omni.files import SYNTHESIS
@@ -92,14 +92,14 @@ def test_more_positions_than_the_checkpoint_has() -> None:
 
 
 def test_what_the_stages_need() -> None:
-    base, mib = demand.STAGE_BYTES, 2**20
-    assert demand.on_cpu(Config(), TINY) == {
+    base, mib = machine.STAGE_BYTES, 2**20
+    assert machine.memory_needed(Config(), TINY) == {
         "thinker": base + 256 * mib + 4 * 1_100_000,
         "talker": base + 256 * mib + 4 * 2_100_000,
         "token2wav": base + 4 * 1_100_000,
     }
     changed = configured(**engine("thinker", dtype="float32", kv_cache_memory_bytes=mib))
-    needed = demand.on_cpu(changed, LARGE)
+    needed = machine.memory_needed(changed, LARGE)
     assert needed["thinker"] == base + mib + 4 * 9 * 10**9
     assert needed["talker"] == base + 256 * mib + 2 * 10**9
     assert needed["token2wav"] == base + 4 * 4 * 10**8

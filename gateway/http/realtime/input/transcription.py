@@ -4,7 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Annotated, Any, Final, NamedTuple
 
@@ -117,33 +117,25 @@ class _Waiting(NamedTuple):
     sent: str
 
 
+@dataclass(eq=False)
 class Transcriber:
     """Transcribes recordings of a session, one after the other and never beside an answer.  Must be closed.
 
-    Args:
-        send: Sends an event to the client.
-        early: Has had the beginnings of requests computed.
-        unanswered: Waits until no answer is generated.
+    Attributes:
+        _send: Sends an event to the client.
+        _early: Has had the beginnings of requests computed.
+        _unanswered: Waits until no answer is generated.
     """
 
-    def __init__(
-        self,
-        gateway: Gateway,
-        account: ClientAccount,
-        send: Send,
-        conversation: RealtimeConversation,
-        early: EarlyPrompt,
-        unanswered: Callable[[], Awaitable[None]],
-    ) -> None:
-        self._gateway = gateway
-        self._account = account
-        self._send = send
-        self._conversation = conversation
-        self._early = early
-        self._unanswered = unanswered
-        self._waiting: deque[_Waiting] = deque()
-        self._partial = _Partial()
-        self._work: asyncio.Task[None] | None = None
+    _gateway: Gateway
+    _account: ClientAccount
+    _send: Send
+    _conversation: RealtimeConversation
+    _early: EarlyPrompt
+    _unanswered: Callable[[], Awaitable[None]]
+    _waiting: deque[_Waiting] = field(default_factory=deque)
+    _partial: _Partial = field(default_factory=_Partial)
+    _work: asyncio.Task[None] | None = None
 
     async def add(self, item: Item, rules: TranscriptionRules, alone: bool) -> None:
         """Have a recording transcribed, ``alone`` if the session does nothing else."""

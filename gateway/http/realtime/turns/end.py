@@ -2,12 +2,10 @@
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, Protocol
 
-from gateway.fairness.semaphore import FairSemaphore
+from gateway.fairness.thread import FairThread
 from gateway.http.realtime.turns.silero import Floats
 from gateway.http.realtime.turns.smart_turn import SECONDS
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_MS, Resampler, floats
@@ -45,8 +43,7 @@ class EndDetector:
         self._network = network
         self._heard = heard
         self._spent = spent
-        self._thread = ThreadPoolExecutor(1, "end-of-turn")
-        self._turn = FairSemaphore(1)
+        self._thread = FairThread("end-of-turn")
         self._works = set[asyncio.Task[float]]()
 
     async def finished(self, pcm: bytes, client: str) -> float | None:
@@ -76,18 +73,8 @@ class EndDetector:
         return work.result()
 
     async def _work(self, pcm: bytes, client: str) -> float:
-        def compute() -> tuple[float, float]:
-            begun = time.thread_time()
-            probability = self._network.finished(Resampler().resampled(floats(pcm)))
-            return probability, time.thread_time() - begun
-
-        async with self._turn.take(1, client):
-            running = asyncio.get_running_loop().run_in_executor(self._thread, compute)
-            try:
-                probability, seconds = await asyncio.shield(running)
-            except asyncio.CancelledError:
-                # The next one begins when the thread is free.
-                await asyncio.gather(running, return_exceptions=True)
-                raise
+        probability, seconds = await self._thread.timed(
+            client, lambda: self._network.finished(Resampler().resampled(floats(pcm)))
+        )
         self._spent(seconds)
         return probability

@@ -7,11 +7,12 @@ from collections.abc import AsyncIterator, Callable
 from functools import partial
 from typing import Final, NamedTuple
 
+from gateway.fairness.rate_limit import TokenBucket
+from gateway.fairness.thread import FairThread
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, milliseconds, new_item_id
-from gateway.http.realtime.turns.end import HEARD_BYTES
+from gateway.http.realtime.turns.end import HEARD_BYTES, EndDetector
 from gateway.http.realtime.turns.playback import Playback, SentAnswer
-from gateway.http.realtime.turns.pool import VoicePool
 from gateway.http.realtime.turns.rules import SemanticVad, TurnRules
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, VoiceStream, Window
 from gateway.http.realtime.turns.tracker import Change, TurnTracker
@@ -49,19 +50,16 @@ class Turn(NamedTuple):
         return milliseconds(self.position)
 
 
-class _Pace:
-    """How much audio may be listened to: a bucket of :data:`BURST_S` that fills at :data:`SPEED`."""
+class VoicePool:
+    """The thread that listens for all sessions, so that the event loop never waits for the network.
 
-    def __init__(self) -> None:
-        self._left = BURST_S
-        self._at = time.monotonic()
+    Attributes:
+        end: Hears in a pause whether the speaker has finished; none if silence alone says so.
+    """
 
-    def take(self, seconds: float) -> float:
-        """Take audio of this length, and return how long to wait first."""
-        now = time.monotonic()
-        self._left = min(BURST_S, self._left + SPEED * (now - self._at)) - seconds
-        self._at = now
-        return max(0.0, -self._left / SPEED)
+    def __init__(self, end: EndDetector | None = None) -> None:
+        self.end: Final = end
+        self.thread: Final = FairThread("turns")
 
 
 class _Clock:
@@ -110,7 +108,7 @@ class TurnListener:
         self._spent = spent
         self._playback = playback
         self._clock = _Clock()
-        self._pace = _Pace()
+        self._pace = TokenBucket(SPEED, BURST_S)
         self._stream = VoiceStream()
         self._tracker = TurnTracker(rules)
         self._read = self._origin = audio.begin
@@ -154,10 +152,14 @@ class TurnListener:
             if self._audio.end - self._read < WINDOW_BYTES:
                 return
             size = min(SLICE_BYTES, self._audio.end - self._read) // WINDOW_BYTES * WINDOW_BYTES
-            await asyncio.sleep(self._pace.take(size / BYTES_PER_S))
+            wait_s = self._pace.wait_s(size / BYTES_PER_S)
+            self._pace.take(size / BYTES_PER_S)
+            await asyncio.sleep(wait_s)
             listen = partial(self._stream.windows, self._audio.read(self._read, size), *self._playing(size))
             self._read += size
-            self._windows.extend(await self._pool.windows(listen, self._client, self._spent))
+            windows, seconds = await self._pool.thread.timed(self._client, listen)
+            self._spent(seconds)
+            self._windows.extend(windows)
 
     def _playing(self, size: int) -> tuple[int, SentAnswer | None, int]:
         """Return the position of the next audio, what may be heard in it of an answer, and its time."""

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 from collections import deque
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import Any, Final
@@ -21,6 +21,7 @@ from gateway.http.realtime.session import Session
 from gateway.http.realtime.webrtc.peer import Peer
 from gateway.requests.metrics import CallEnd
 from omnirelay.errors import OmniRelayError
+from omnirelay.tasks import first_of
 from shared.http.protocol import STALL_S
 from shared.messages import SAMPLE_RATE
 
@@ -216,28 +217,22 @@ FAST_S: Final = 10.0
 """How much audio a client may send more than the time that has passed."""
 
 
+@dataclass(eq=False)
 class Call:
     """A session whose client is connected by WebRTC.
 
-    Args:
-        open_session: Opens the session, once the client is connected.
-        longest_s: Time limit of the call.
+    Attributes:
+        _open_session: Opens the session, once the client is connected.
+        _longest_s: Time limit of the call.
+        _active: When something happened last.
     """
 
-    def __init__(
-        self,
-        name: str,
-        peer: Peer,
-        transport: CallTransport,
-        open_session: Callable[[], Session],
-        longest_s: float,
-    ) -> None:
-        self.id: Final = name
-        self._peer = peer
-        self._transport = transport
-        self._open_session = open_session
-        self._longest_s = longest_s
-        self._active = 0.0
+    id: str
+    _peer: Peer
+    _transport: CallTransport
+    _open_session: Callable[[], Session]
+    _longest_s: float
+    _active: float = 0.0
 
     async def run(self) -> CallEnd:
         """Hold the call until one side hangs up, or a limit is reached; then everything is free."""
@@ -264,26 +259,20 @@ class Call:
         self._peer.end()
 
     async def _converse(self) -> CallEnd:
+        async def ended(end: CallEnd, work: Awaitable[object]) -> CallEnd:
+            await work
+            return end
+
         session = self._open_session()
-        ends: tuple[tuple[CallEnd, Coroutine[Any, Any, object]], ...] = (
-            ("hung_up", self._handle(session)),
-            ("hung_up", self._peer.gone.wait()),
-            ("too_slow", session.too_slow.wait()),
-            ("too_fast", self._hear(session)),
-            ("time_limit", self._watch(session)),
-        )
         try:
             await session.begin()
-            tasks = {asyncio.create_task(work): end for end, work in ends}
-            try:
-                done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
-                for each in done:
-                    each.result()
-                return next(end for task, end in tasks.items() if task in done)
-            finally:
-                for each in tasks:
-                    each.cancel()
-                await asyncio.gather(*tasks, return_exceptions=True)
+            return await first_of(
+                ended("hung_up", self._handle(session)),
+                ended("hung_up", self._peer.gone.wait()),
+                ended("too_slow", session.too_slow.wait()),
+                ended("too_fast", self._hear(session)),
+                ended("time_limit", self._watch(session)),
+            )
         finally:
             await session.close()
 

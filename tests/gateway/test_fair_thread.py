@@ -1,4 +1,4 @@
-"""The thread for prompts."""
+"""A thread that clients use in turn."""
 
 import asyncio
 import gc
@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from gateway.input.executor import PromptExecutor
+from gateway.fairness.thread import FairThread
 from omnirelay.errors import EmptyPromptError
 
 
@@ -23,7 +23,7 @@ def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
 
     async def scenario() -> None:
         asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
-        executor = PromptExecutor()
+        executor = FairThread("prompts")
         caller = asyncio.create_task(executor.run("a", refuse))
         await asyncio.to_thread(going.wait, 60)
         caller.cancel()
@@ -37,13 +37,3 @@ def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
 
     asyncio.run(scenario())
     assert unhandled == []
-
-
-def test_an_error_is_the_callers() -> None:
-    async def scenario() -> None:
-        executor = PromptExecutor()
-        with pytest.raises(ZeroDivisionError):
-            await executor.run("a", lambda: 1 / 0)
-        executor.close()
-
-    asyncio.run(scenario())
