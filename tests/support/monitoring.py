@@ -43,12 +43,6 @@ def documented() -> dict[str, tuple[str, frozenset[str]]]:
     return {name: (kind, frozenset(re.findall(r"\w+", labels))) for name, kind, labels in rows}
 
 
-def documented_of_the_gateway() -> set[str]:
-    """The metrics of the gateway in the documentation."""
-    section = PAGE.read_text(encoding="utf-8").partition("\n## Gateway\n")[2]
-    return set(re.findall(r"^\| `(omnirelay_\w+)` \|", section, re.MULTILINE))
-
-
 def alerts() -> list[dict[str, Any]]:
     """All alert rules."""
     groups = yaml.safe_load(RULES.read_text(encoding="utf-8"))["groups"]
