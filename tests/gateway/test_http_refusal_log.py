@@ -2,18 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import closing, suppress
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure, run
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 
-Configure = Callable[..., Config]
 MARK = "xyzzy"
 NOT_HTTP = [
     (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n bad xyzzy\x00: 1\r\n\r\n", "illegal header line"),

@@ -251,31 +251,3 @@ def idle(stack: Processes) -> bool:
         and not (each.load.running or each.load.waiting or each.load.held_bytes or each.load.outbox_bytes)
         for each in report.stages
     )
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_another_gateway_goes_on(
-    stack: Processes, undisturbed: list[Heard], other: Processes, how: signal.Signals
-) -> None:
-    """One with stages of its own, on the same checkpoint."""
-    with Client([stack.address, other.address]) as client:
-        streams = [Stream(client, number) for number in range(STREAMS)]
-        wait_until(lambda: speaks(streams), "speech comes", 60)
-        stack.signal("gateway", how)
-        try:
-            check(heard_of(streams), undisturbed)
-            assert client._client.address == other.address
-        finally:
-            stack.signal("gateway", signal.SIGCONT)
-            if how == signal.SIGKILL:
-                restart(stack)
-    wait_until(lambda: idle(stack) and idle(other), "nothing is left", 60)
-
-
-@pytest.fixture(scope="module")
-def other(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    with Processes(make_config(tiny_checkpoint), tmp_path_factory.mktemp("other")) as processes:
-        for name in ("gateway", *STAGES):
-            processes.start(name)
-        wait_until(processes.ready, "the other stack is ready")
-        yield processes
