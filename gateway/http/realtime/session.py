@@ -10,6 +10,7 @@ from gateway.access.account import ClientAccount
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
+from gateway.http.fields import convert_given
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
@@ -30,7 +31,6 @@ from gateway.http.realtime.response import CancelReason, Response
 from gateway.http.realtime.settings import (
     Settings,
     changed_settings,
-    read_options,
     refuse,
     shown_warnings,
     split,
@@ -349,7 +349,7 @@ class Session:
                 "a session of transcription answers nothing: open one without intent", "type"
             )
         own, changes = split(values, events.ResponseOptions.__struct_fields__)
-        options: events.ResponseOptions = read_options(own, events.ResponseOptions, "response")
+        options: events.ResponseOptions = convert_given(own, events.ResponseOptions, "response")
         settings = self._changed(changes, "response", refuse)
         # Refused before anything is interrupted.
         _ = settings.forced_call

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.http.context import HttpContext
 from gateway.http.encoding.tempo import require_speed
-from gateway.http.fields import convert, named, read_fields, require_neutral
+from gateway.http.fields import given, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions import read_choice, read_tools, shown_choice, shown_tools
@@ -130,7 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def shown_output(self) -> dict[str, Any]:
         """How answers are spoken, in OpenAI's form."""
         fields = {"format": shown_format(self.output_format), "voice": self.voice, "speed": self.speed}
-        return _given(fields)
+        return given(fields)
 
     @property
     def most(self) -> int | str:
@@ -218,7 +218,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
 
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
         """Return the session in OpenAI's form, without what was not set: clients' readers refuse nulls."""
-        turns = None if self.turns is None else _given(msgspec.to_builtins(self.turns))
+        turns = None if self.turns is None else given(msgspec.to_builtins(self.turns))
         listening = {
             "format": shown_format(self.input_format),
             "turn_detection": turns,
@@ -242,7 +242,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "parallel_tool_calls": self.parallel,
             "truncation": "auto",
         }
-        return _given(fields)
+        return given(fields)
 
 
 def changed_settings(
@@ -266,15 +266,6 @@ def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, 
         {name: value for name, value in values.items() if name in names},
         {name: value for name, value in values.items() if name not in names},
     )
-
-
-def read_options(values: dict[str, Any], kind: type[Any], where: str) -> Any:
-    """Convert fields to a struct; null counts as left out."""
-    return convert(_given(values), kind, where)
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def shown_warnings(warnings: Iterable[UnsupportedError]) -> list[dict[str, Any]]:
