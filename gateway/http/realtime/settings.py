@@ -195,24 +195,27 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if fields.audio.input.noise_reduction:
             problem = "noise reduction of the input is not supported: set it to null"
             unavailable(UnsupportedError(problem, f"{where}.audio.input.noise_reduction"))
-        changes: dict[str, Any] = {} if fields.type is None else {"kind": fields.type}
+        if len(fields.instructions or "") > MAX_INSTRUCTIONS:
+            problem = f"{where}.instructions is limited to {MAX_INSTRUCTIONS} characters"
+            raise InvalidRequestError(problem, f"{where}.instructions")
+        changes = given(
+            {
+                "kind": fields.type,
+                "instructions": fields.instructions,
+                "voice": voice_name(fields.audio.output.voice or fields.voice),
+                "temperature": fields.temperature,
+                "parallel": fields.parallel_tool_calls,
+            }
+        )
         if (asked := _first(fields.output_modalities, fields.modalities)) is not None:
             changes["speech"] = _speech(asked, f"{where}.output_modalities")
-        if fields.instructions is not None:
-            if len(fields.instructions) > MAX_INSTRUCTIONS:
-                raise InvalidRequestError(
-                    f"{where}.instructions is limited to {MAX_INSTRUCTIONS} characters",
-                    f"{where}.instructions",
-                )
-            changes["instructions"] = fields.instructions
-        if (voice := voice_name(fields.audio.output.voice or fields.voice)) is not None:
-            changes["voice"] = voice
         if (most := _first(fields.max_output_tokens, fields.max_response_output_tokens)) is not None:
             changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
-        if fields.temperature is not None:
-            changes["temperature"] = fields.temperature
         changes |= _audio_changes(fields, where, unavailable)
-        changes |= _function_changes(fields, where, unavailable)
+        if fields.tools is not None:
+            changes["tools"] = read_tools(fields.tools, f"{where}.tools", unavailable)
+        if fields.tool_choice is not None:
+            changes["tool_choice"] = read_choice(fields.tool_choice, f"{where}.tool_choice")
         changes |= _listening_changes(fields, values, where)
         return replace(self, **changes)
 
@@ -318,34 +321,21 @@ def _audio_changes(
     return changes
 
 
-def _function_changes(
-    fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]
-) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    if fields.tools is not None:
-        changes["tools"] = read_tools(fields.tools, f"{where}.tools", unavailable)
-    if fields.tool_choice is not None:
-        changes["tool_choice"] = read_choice(fields.tool_choice, f"{where}.tool_choice")
-    if fields.parallel_tool_calls is not None:
-        changes["parallel"] = fields.parallel_tool_calls
-    return changes
-
-
 def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     # Null is a value here: no detection of turns, no transcripts.
+    unset = msgspec.UNSET
     turns = fields.audio.input.turn_detection
-    if turns is msgspec.UNSET:
-        turns = values.get("turn_detection", msgspec.UNSET)
-    if turns is not msgspec.UNSET:
+    turns = values.get("turn_detection", unset) if turns is unset else turns
+    if turns is not unset:
         changes["turns"] = _turns(turns, where)
     transcription = fields.audio.input.transcription
-    if transcription is msgspec.UNSET:
-        transcription = values.get("input_audio_transcription", msgspec.UNSET)
-    if transcription is not msgspec.UNSET:
+    if transcription is unset:
+        transcription = values.get("input_audio_transcription", unset)
+    if transcription is not unset:
         rules = changes["transcription"] = _transcription(transcription, where)
         commits = rules is not None and (rules.model or "").startswith(WITHOUT_TURNS)
-        if commits and fields.type == "transcription" and turns is msgspec.UNSET:
+        if commits and fields.type == "transcription" and turns is unset:
             changes["turns"] = None
     return changes
 
