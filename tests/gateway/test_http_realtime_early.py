@@ -284,8 +284,9 @@ def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(
         )
         gateway.prefills = Thinker()
         gateway.compute_early = mock.AsyncMock(return_value="computed")
-        account = ClientAccount("a", 1, 1, Principal("a"), Unread(1))
-        prompt = EarlyPrompt(cast("Gateway", gateway), account, "a")
+        prompt = EarlyPrompt(
+            cast("Gateway", gateway), ClientAccount("a", 1, 1, Principal("a"), Unread(1)), "a"
+        )
 
         def begun() -> GenerateRequest:
             sent.append(size)

@@ -14,7 +14,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.audio import TranslationVerbose
 
-from gateway.http import multipart
 from gateway.http.multipart import Form, read_form
 from gateway.http.openai.transcription import _seconds, read_transcription
 from omnirelay.content import AudioPart, ChatMessage, TextPart
@@ -178,7 +177,7 @@ def test_a_file_arrives_whole(data: bytes, piece: int) -> None:
     """Wherever it is cut to be searched."""
     kind, body = form(model="m", **{"x[]": ["1", "2"]}, file=data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(multipart, "PIECE", piece)
+        patch.setattr("gateway.http.body.SEARCHED", piece)
         assert read_form(kind, body) == Form({"model": "m", "x[]": ["1", "2"]}, {"file": data})
 
 

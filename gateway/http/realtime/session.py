@@ -8,6 +8,7 @@ from typing import Any, Final
 from gateway.access.account import ClientAccount
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
+from gateway.http.fields import convert_given
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
@@ -29,7 +30,6 @@ from gateway.http.realtime.responses import Responses
 from gateway.http.realtime.settings import (
     Settings,
     changed_settings,
-    read_options,
     refuse,
     shown_warnings,
     split,
@@ -332,7 +332,7 @@ class Session:
                 "a session of transcription answers nothing: open one without intent", "type"
             )
         own, changes = split(values, events.ResponseOptions.__struct_fields__)
-        options: events.ResponseOptions = read_options(own, events.ResponseOptions, "response")
+        options: events.ResponseOptions = convert_given(own, events.ResponseOptions, "response")
         settings = self._changed(changes, "response", refuse)
         # Refused before anything is interrupted.
         _ = settings.forced_call
