@@ -104,14 +104,10 @@ def _as_object(name: str, line: str) -> str:
 
 
 console: Final = Console()
+announce: Final = console.announce
 flush_before_output(console.flush)
 
 
 def hide(name: str, line: str) -> None:
     """Show nothing: the error of a process that fails has its last lines."""
     del name, line
-
-
-def announce(line: str, level: int = logging.INFO) -> None:
-    """Write a line of the launcher's own."""
-    console.announce(line, level)

@@ -139,8 +139,8 @@ class ApiKeys(Collector):
             if not client.known:
                 self._counted[name] = client.taken, client.refused
         for name in [name for name in entries if name not in clients]:
-            counted = self._counted.pop(name, (0, 0))
-            clients[name] = Principal(f"key {name}", entries[name], counted=counted, keyed=True)
+            taken, refused = self._counted.pop(name, (0, 0))
+            clients[name] = Principal(f"key {name}", entries[name], True, taken, refused, keyed=True)
         while len(self._counted) > MAX_KEYS:
             self._counted.popitem(last=False)
         self._entries, self._clients = entries, clients

@@ -1,6 +1,7 @@
 """Clients: holders of API keys, or without keys connections and addresses."""
 
 import math
+from dataclasses import dataclass, field
 from typing import Annotated, Final
 
 import msgspec
@@ -32,31 +33,28 @@ class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     best_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
 
 
+@dataclass(eq=False)
 class Principal:
     """One client over all of its connections.
 
     Attributes:
         name: Of its quota, and for the log; not secret.
-        keyed: It is the holder of a key.
         known: False if it has not identified itself, or its key was removed.
         taken: Number of admitted requests.
         refused: Number of requests beyond its own limits.
+        keyed: It is the holder of a key.
     """
 
-    def __init__(
-        self,
-        name: str,
-        limits: ClientLimits | None = None,
-        known: bool = True,
-        counted: tuple[int, int] = (0, 0),
-        keyed: bool = False,
-    ) -> None:
-        self.name: Final = name
-        self.keyed: Final = keyed
-        self.known = known
-        self.open_requests = 0
-        self.taken, self.refused = counted
-        self.change(limits or ClientLimits())
+    name: str
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    known: bool = True
+    taken: int = 0
+    refused: int = 0
+    keyed: bool = False
+    open_requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.change(self.limits)
 
     def change(self, limits: ClientLimits) -> None:
         """Replace the limits."""

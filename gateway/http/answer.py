@@ -206,15 +206,18 @@ def _seeded(request: GenerateRequest, number: int) -> GenerateRequest:
 
 def usage_of(done: DoneEvent, prompt: str, output: str, details: str) -> dict[str, Any]:
     """Build OpenAI's ``usage``, whose field names differ between its APIs."""
-    prompt_tokens = done.prompt_tokens or len(done.prompt_token_ids)
     text, codec = len(done.text_token_ids), len(done.codec_token_ids)
+    counted = tokens_of(done.prompt_tokens or len(done.prompt_token_ids), text + codec, prompt, output)
     return {
-        f"{prompt}_tokens": prompt_tokens,
-        f"{output}_tokens": text + codec,
-        "total_tokens": prompt_tokens + text + codec,
+        **counted,
         f"{prompt}_{details}": {"cached_tokens": done.cached_prompt_tokens},
         f"{output}_{details}": {"text_tokens": text, "audio_tokens": codec},
     }
+
+
+def tokens_of(read: int, written: int, prompt: str, output: str) -> dict[str, int]:
+    """Build the numbers of a ``usage``, without details."""
+    return {f"{prompt}_tokens": read, f"{output}_tokens": written, "total_tokens": read + written}
 
 
 def usage_of_transcript(done: DoneEvent) -> dict[str, Any]:

@@ -25,6 +25,8 @@ MAX_MEMBERS: Final = 2**17
 Nothing interrupts the parser, which takes longest for these: some 50 ms.
 """
 COUNT_PIECE: Final = 2**20
+SEARCHED: Final = 2**18
+"""Bytes that are searched at once."""
 _BOUNDS: Final = (
     (b"{[,", MAX_VALUES, "values"),
     (b"{[:", MAX_MEMBERS, "lists, objects and members of objects"),
@@ -87,6 +89,16 @@ def read_object(body: bytearray) -> dict[str, Any]:
         cut = "truncated" in str(error)
         problem = HALF_A_PAIR if cut and LONE_SURROGATE.search(body) else error
         raise InvalidRequestError(f"the body cannot be read as a JSON object: {problem}") from error
+
+
+def find(body: bytearray, mark: bytes, start: int = 0, end: int | None = None) -> int:
+    """Do ``body.find`` in pieces, so that other threads can run in between."""
+    end = len(body) if end is None else end
+    for at in range(start, end, SEARCHED):
+        found = body.find(mark, at, min(at + SEARCHED + len(mark) - 1, end))
+        if found >= 0:
+            return found
+    return -1
 
 
 def _check_size(size: int, limit: int) -> None:

@@ -86,8 +86,8 @@ def read_fields(
     for name, value in values.items():
         if name not in honoured and name not in IGNORED:
             require_neutral(name, value, neutral)
-    given = {name: _whole(value) for name, value in values.items() if name in honoured and value is not None}
-    return convert(given, kind)
+    wanted = {name: _whole(value) for name, value in given(values).items() if name in honoured}
+    return convert(wanted, kind)
 
 
 def convert(value: Any, kind: type[T], where: str = "") -> T:
@@ -107,6 +107,16 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
         name = _NAME.match(problem)
         param = _joined(place, name[1][:64]) if name else place
         raise InvalidRequestError(f"{place or 'the body'}: {problem}", param or None) from error
+
+
+def convert_given(values: Any, kind: Any, where: str = "") -> Any:
+    """As :func:`convert`, of an object in which null counts as left out."""
+    return convert(given(values) if isinstance(values, Mapping) else values, kind, where)
+
+
+def given(fields: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields that are not null."""
+    return {name: value for name, value in fields.items() if value is not None}
 
 
 @contextmanager

@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from gateway.http.body import find
 from omnirelay.errors import InvalidRequestError
 
 TYPE: Final = "multipart/form-data"
@@ -14,7 +15,6 @@ MAX_HEAD_BYTES: Final = 4096
 """Of the headers of a part."""
 MAX_TEXT_BYTES: Final = 2**16
 """Of a field that is not a file."""
-PIECE: Final = 2**20
 PARAMETER: Final = re.compile(r';\s*([^\s;="]+)\s*=\s*(?:"((?:[^"\\]|\\.)*)"|([^\s;"]*))\s*')
 """A parameter of a header (RFC 9110, 5.6.6), whose value may be quoted."""
 
@@ -75,7 +75,7 @@ def _boundary(content_type: str) -> bytes:
 def _parts(body: bytearray, mark: bytes) -> list[tuple[bytes, int, int]]:
     """Find the parts: the headers of each, and where its content is."""
     parts: list[tuple[bytes, int, int]] = []
-    at = _find(body, mark, 0)
+    at = find(body, mark)
     while at >= 0:
         at += len(mark)
         if body[at : at + 2] == b"--":
@@ -83,7 +83,7 @@ def _parts(body: bytearray, mark: bytes) -> list[tuple[bytes, int, int]]:
         head_end = body.find(b"\r\n\r\n", at, at + MAX_HEAD_BYTES)
         if head_end < 0:
             raise InvalidRequestError(f"a part of the form has no headers within {MAX_HEAD_BYTES} bytes")
-        end = _find(body, b"\r\n" + mark, head_end + 2)
+        end = find(body, b"\r\n" + mark, head_end + 2)
         if end < 0:
             break
         if len(parts) == MAX_PARTS:
@@ -116,13 +116,3 @@ def _parameters(text: str) -> Mapping[str, str]:
         found.setdefault(parameter[1].lower(), value)
         at = parameter.end()
     return found
-
-
-def _find(body: bytearray, mark: bytes, start: int) -> int:
-    """Do ``body.find`` in pieces, so that other threads can run in between."""
-    while start < len(body):
-        found = body.find(mark, start, start + PIECE + len(mark) - 1)
-        if found >= 0:
-            return found
-        start += PIECE
-    return -1

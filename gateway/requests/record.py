@@ -4,7 +4,6 @@ Tokens are kept until the request ends, so that it can resume on other replicas.
 """
 
 from dataclasses import dataclass, field
-from typing import Final
 
 import msgspec
 
@@ -73,30 +72,30 @@ class AudioProgress:
         self.ended = chunk.last
 
 
+@dataclass(eq=False)
 class RequestRecord:
-    """One request at the stages; ``partial`` is the checked beginning of the answer, which the client has."""
+    """One request at the stages.
 
-    def __init__(
-        self,
-        think: ThinkRequest,
-        lifecycle: Lifecycle,
-        partial: PartialAnswer | None = None,
-        codec: CodecLimits | None = None,
-    ) -> None:
-        self.think: Final = think
-        self.request_id: Final = think.request_id
-        self.lifecycle: Final = lifecycle
-        self.text: Final = TokenStream()
-        self.codec: Final = TokenStream()
-        self.audio: Final = AudioProgress()
-        self.prompt = PromptUsage(tokens=len(think.prompt_token_ids))
-        """The thinker's first count; until then each placeholder counts as one token."""
-        self._prompt_told = False
-        # The talker has all conditioning rows.
-        self._conditioned = False
-        self._partial: Final = partial
-        self._codec: Final = codec or CodecLimits()
-        if partial is not None:
+    Attributes:
+        prompt: The thinker's first count; until then each placeholder counts as one token.
+        _partial: The checked beginning of the answer, which the client has.
+        _conditioned: The talker has all conditioning rows.
+    """
+
+    think: ThinkRequest
+    lifecycle: Lifecycle
+    _partial: PartialAnswer | None = None
+    _codec: CodecLimits = field(default_factory=CodecLimits)
+    text: TokenStream = field(default_factory=TokenStream)
+    codec: TokenStream = field(default_factory=TokenStream)
+    audio: AudioProgress = field(default_factory=AudioProgress)
+    _prompt_told: bool = False
+    _conditioned: bool = False
+
+    def __post_init__(self) -> None:
+        self.request_id = self.think.request_id
+        self.prompt = PromptUsage(tokens=len(self.think.prompt_token_ids))
+        if (partial := self._partial) is not None:
             self.text.token_ids += partial.text_token_ids
             self.text.finish_reason = partial.text_finish_reason
             self.codec.token_ids += partial.codec_token_ids

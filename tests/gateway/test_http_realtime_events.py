@@ -10,12 +10,13 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 
 from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
+from gateway.http.fields import convert_given
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import _KINDS, EventError, ResponseOptions, read_event
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.input.transcription import read_transcription
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, messages_of, read_item
-from gateway.http.realtime.settings import NEUTRAL, Settings, read_options
+from gateway.http.realtime.settings import NEUTRAL, Settings
 from omnirelay.content import AudioPart, TextPart
 from omnirelay.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
 from shared.config import MediaConfig
@@ -194,9 +195,9 @@ def test_a_session_shows_no_field_that_was_not_set() -> None:
 def test_metadata_of_a_response_are_bounded_as_openai_bounds_them() -> None:
     for metadata in ({"a": "x" * 513}, {"a" * 65: "x"}, {str(number): "x" for number in range(17)}):
         with pytest.raises(InvalidRequestError):
-            read_options({"metadata": metadata}, ResponseOptions, "response")
+            convert_given({"metadata": metadata}, ResponseOptions, "response")
     kept = {"a" * 64: "x" * 512}
-    assert read_options({"metadata": kept}, ResponseOptions, "response").metadata == kept
+    assert convert_given({"metadata": kept}, ResponseOptions, "response").metadata == kept
 
 
 def test_labels_of_a_transcription_are_bounded_and_only_those_given_are_shown() -> None:

@@ -198,9 +198,7 @@ def test_no_request_is_more_urgent_than_its_client_may_be() -> None:
 
 def test_while_all_leave_much_unread_only_who_reads_gets_more() -> None:
     unread = Unread(3 * UNREAD_OF_ONE)
-    slow, slower, reader = (
-        ClientAccount(name, 9, 100 * UNREAD_OF_ONE, Principal(name), unread) for name in "abc"
-    )
+    slow, slower, reader = (ClientAccount(n, 9, 100 * UNREAD_OF_ONE, Principal(n), unread) for n in "abc")
     slow.charge(UNREAD_OF_ONE + 1)
     slower.charge(2 * UNREAD_OF_ONE - 1)
     reader.charge(1000)

@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin_all, finish_reason, start_delay, usage_of
+from gateway.http.answer import HttpAnswer, begin_all, finish_reason, start_delay, tokens_of, usage_of
 from gateway.http.context import HttpContext
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.choices import stream_of, whole_of
@@ -200,8 +200,7 @@ class Completion:
         if report is None:
             return None
         written = report.text_tokens + report.codec_tokens
-        total = report.prompt_tokens + written
-        return {"prompt_tokens": report.prompt_tokens, "completion_tokens": written, "total_tokens": total}
+        return tokens_of(report.prompt_tokens, written, "prompt", "completion")
 
     def _text_deltas(self, text: str, always: bool = False, last: bool = False) -> list[dict[str, Any]]:
         """Return what a piece of the text brings; ``always`` something."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncGenerator, Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from gateway.http.answer import HttpAnswer, finish_reason, usage_of
+from gateway.http.answer import HttpAnswer, finish_reason, tokens_of, usage_of
 from gateway.http.openai.chat_request import ChatAnswerOptions
 from gateway.http.openai.tools import Call, call_object
 from omnirelay.events import DoneEvent, TextEvent
@@ -130,11 +130,9 @@ class ResponseWriter:
 def empty_response(model: str) -> dict[str, Any]:
     """Build a response without output, whose input is kept."""
     usage = {
-        "input_tokens": 0,
+        **tokens_of(0, 0, "input", "output"),
         "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens": 0,
         "output_tokens_details": {"reasoning_tokens": 0},
-        "total_tokens": 0,
     }
     ending: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": usage, "status": "completed"}
     return _head(f"resp_{secrets.token_hex(16)}", model, parallel=True) | ending

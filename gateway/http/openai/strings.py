@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Iterator
 from typing import Any, Final, NamedTuple, TypeVar
 
-from gateway.http.body import read_object
+from gateway.http.body import find, read_object
 from gateway.input.urls import MAX_HEADER_CHARACTERS, PIECE_CHARACTERS, decode_base64, is_data_url
 from omnirelay.content import AudioPart, ImagePart, VideoPart
 from omnirelay.errors import InvalidRequestError
@@ -16,8 +16,8 @@ from omnirelay.errors import InvalidRequestError
 MIN_LENGTH: Final = 2**16
 """Bytes of a string that is cut out, at least."""
 T = TypeVar("T", AudioPart, ImagePart, VideoPart)
-QUOTE: Final = ord('"')
-BACKSLASH: Final = ord("\\")
+QUOTE: Final = b'"'
+BACKSLASH: Final = b"\\"
 BARE: Final = "data:;base64,"
 """Prefix that makes a URL of bare base64."""
 
@@ -36,7 +36,7 @@ class LongStrings:
             return body
         view, short, done = memoryview(body), bytearray(), 0
         for start, end in _strings(body):
-            if end - start >= MIN_LENGTH and _find(body, BACKSLASH, start, end) < 0:
+            if end - start >= MIN_LENGTH and find(body, BACKSLASH, start, end) < 0:
                 word = f"{self._word}{len(self._found)}"
                 self._found[word] = view[start:end]
                 short += view[done:start]
@@ -114,29 +114,19 @@ def parse(body: bytearray, max_item_bytes: int) -> Body:
 
 def _strings(body: bytearray) -> Iterator[tuple[int, int]]:
     """Find the strings, without their quotes."""
-    start = _find(body, QUOTE, 0, len(body))
+    start = find(body, QUOTE)
     while start >= 0:
-        end = _find(body, QUOTE, start + 1, len(body))
+        end = find(body, QUOTE, start + 1)
         while end >= 0 and _is_escaped(body, end):
-            end = _find(body, QUOTE, end + 1, len(body))
+            end = find(body, QUOTE, end + 1)
         if end < 0:
             return
         yield start + 1, end
-        start = _find(body, QUOTE, end + 1, len(body))
+        start = find(body, QUOTE, end + 1)
 
 
 def _is_escaped(body: bytearray, at: int) -> bool:
     first = at
-    while body[first - 1] == BACKSLASH:
+    while body[first - 1 : first] == BACKSLASH:
         first -= 1
     return (at - first) % 2 == 1
-
-
-def _find(body: bytearray, byte: int, start: int, end: int) -> int:
-    """Do ``body.find`` in pieces, so that other threads can run in between."""
-    while start < end:
-        found = body.find(byte, start, min(start + PIECE_CHARACTERS, end))
-        if found >= 0:
-            return found
-        start += PIECE_CHARACTERS
-    return -1

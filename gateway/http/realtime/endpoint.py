@@ -21,7 +21,7 @@ from gateway.http.body import read_body, read_object
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import JSON, response_of
-from gateway.http.fields import convert
+from gateway.http.fields import convert_given
 from gateway.http.guards.keys import client_of, ephemeral_of
 from gateway.http.realtime.events import EventTransport, Transport
 from gateway.http.realtime.items import new_session_id
@@ -199,8 +199,7 @@ class ClientSecretsApi:
         context = self._context
         body = await read_body(request, context, bytes, MAX_BYTES)
         values = read_object(bytearray(body)) if body else {}
-        given = {name: value for name, value in values.items() if value is not None}
-        fields = convert(given, _Fields)
+        fields: _Fields = convert_given(values, _Fields)
         warnings: list[UnsupportedError] = []
         settings = changed_settings(context, Settings(), fields.session, "session", warnings.append)
         share, life = context.share(request), fields.expires_after.seconds

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
 from gateway.access.account import ClientAccount
-from gateway.http.answer import HttpAnswer, finish_reason, usage_of
+from gateway.http.answer import HttpAnswer, finish_reason, tokens_of, usage_of
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.encoding.g711 import G711Encoder
@@ -366,9 +366,7 @@ class Response:
             (report.prompt_tokens, report.text_tokens, report.codec_tokens) if report else (0, 0, 0)
         )
         return {
-            "input_tokens": prompt,
-            "output_tokens": text + codec,
-            "total_tokens": prompt + text + codec,
+            **tokens_of(prompt, text + codec, "input", "output"),
             "input_token_details": {},
             "output_token_details": {"text_tokens": text, "audio_tokens": codec},
         }

@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.http.context import HttpContext
 from gateway.http.encoding.tempo import require_speed
-from gateway.http.fields import convert, named, read_fields, require_neutral
+from gateway.http.fields import given, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions import read_choice, read_tools, shown_choice, shown_tools
@@ -130,7 +130,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def shown_output(self) -> dict[str, Any]:
         """How answers are spoken, in OpenAI's form."""
         fields = {"format": shown_format(self.output_format), "voice": self.voice, "speed": self.speed}
-        return _given(fields)
+        return given(fields)
 
     @property
     def most(self) -> int | str:
@@ -195,30 +195,33 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if fields.audio.input.noise_reduction:
             problem = "noise reduction of the input is not supported: set it to null"
             unavailable(UnsupportedError(problem, f"{where}.audio.input.noise_reduction"))
-        changes: dict[str, Any] = {} if fields.type is None else {"kind": fields.type}
+        if len(fields.instructions or "") > MAX_INSTRUCTIONS:
+            problem = f"{where}.instructions is limited to {MAX_INSTRUCTIONS} characters"
+            raise InvalidRequestError(problem, f"{where}.instructions")
+        changes = given(
+            {
+                "kind": fields.type,
+                "instructions": fields.instructions,
+                "voice": voice_name(fields.audio.output.voice or fields.voice),
+                "temperature": fields.temperature,
+                "parallel": fields.parallel_tool_calls,
+            }
+        )
         if (asked := _first(fields.output_modalities, fields.modalities)) is not None:
             changes["speech"] = _speech(asked, f"{where}.output_modalities")
-        if fields.instructions is not None:
-            if len(fields.instructions) > MAX_INSTRUCTIONS:
-                raise InvalidRequestError(
-                    f"{where}.instructions is limited to {MAX_INSTRUCTIONS} characters",
-                    f"{where}.instructions",
-                )
-            changes["instructions"] = fields.instructions
-        if (voice := voice_name(fields.audio.output.voice or fields.voice)) is not None:
-            changes["voice"] = voice
         if (most := _first(fields.max_output_tokens, fields.max_response_output_tokens)) is not None:
             changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
-        if fields.temperature is not None:
-            changes["temperature"] = fields.temperature
         changes |= _audio_changes(fields, where, unavailable)
-        changes |= _function_changes(fields, where, unavailable)
+        if fields.tools is not None:
+            changes["tools"] = read_tools(fields.tools, f"{where}.tools", unavailable)
+        if fields.tool_choice is not None:
+            changes["tool_choice"] = read_choice(fields.tool_choice, f"{where}.tool_choice")
         changes |= _listening_changes(fields, values, where)
         return replace(self, **changes)
 
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
         """Return the session in OpenAI's form, without what was not set: clients' readers refuse nulls."""
-        turns = None if self.turns is None else _given(msgspec.to_builtins(self.turns))
+        turns = None if self.turns is None else given(msgspec.to_builtins(self.turns))
         listening = {
             "format": shown_format(self.input_format),
             "turn_detection": turns,
@@ -242,7 +245,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             "parallel_tool_calls": self.parallel,
             "truncation": "auto",
         }
-        return _given(fields)
+        return given(fields)
 
 
 def changed_settings(
@@ -266,15 +269,6 @@ def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, 
         {name: value for name, value in values.items() if name in names},
         {name: value for name, value in values.items() if name not in names},
     )
-
-
-def read_options(values: dict[str, Any], kind: type[Any], where: str) -> Any:
-    """Convert fields to a struct; null counts as left out."""
-    return convert(_given(values), kind, where)
-
-
-def _given(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in fields.items() if value is not None}
 
 
 def shown_warnings(warnings: Iterable[UnsupportedError]) -> list[dict[str, Any]]:
@@ -327,34 +321,21 @@ def _audio_changes(
     return changes
 
 
-def _function_changes(
-    fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]
-) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    if fields.tools is not None:
-        changes["tools"] = read_tools(fields.tools, f"{where}.tools", unavailable)
-    if fields.tool_choice is not None:
-        changes["tool_choice"] = read_choice(fields.tool_choice, f"{where}.tool_choice")
-    if fields.parallel_tool_calls is not None:
-        changes["parallel"] = fields.parallel_tool_calls
-    return changes
-
-
 def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -> dict[str, Any]:
     changes: dict[str, Any] = {}
     # Null is a value here: no detection of turns, no transcripts.
+    unset = msgspec.UNSET
     turns = fields.audio.input.turn_detection
-    if turns is msgspec.UNSET:
-        turns = values.get("turn_detection", msgspec.UNSET)
-    if turns is not msgspec.UNSET:
+    turns = values.get("turn_detection", unset) if turns is unset else turns
+    if turns is not unset:
         changes["turns"] = _turns(turns, where)
     transcription = fields.audio.input.transcription
-    if transcription is msgspec.UNSET:
-        transcription = values.get("input_audio_transcription", msgspec.UNSET)
-    if transcription is not msgspec.UNSET:
+    if transcription is unset:
+        transcription = values.get("input_audio_transcription", unset)
+    if transcription is not unset:
         rules = changes["transcription"] = _transcription(transcription, where)
         commits = rules is not None and (rules.model or "").startswith(WITHOUT_TURNS)
-        if commits and fields.type == "transcription" and turns is msgspec.UNSET:
+        if commits and fields.type == "transcription" and turns is unset:
             changes["turns"] = None
     return changes
 

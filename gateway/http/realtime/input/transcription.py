@@ -15,7 +15,7 @@ from gateway.access.account import ClientAccount
 from gateway.http.answer import HttpAnswer, usage_of_transcript
 from gateway.http.connection import ClientGoneError
 from gateway.http.errors import body_of
-from gateway.http.fields import convert
+from gateway.http.fields import convert_given
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Send
 from gateway.http.realtime.input.early import EarlyPrompt
@@ -71,8 +71,8 @@ def read_transcription(values: Any, where: str) -> TranscriptionRules | None:
         return None
     if not isinstance(values, dict):
         raise InvalidRequestError(f"{where} must be an object or null", where)
-    given = {name: value for name, value in values.items() if value is not None}
-    return convert(given, TranscriptionRules, where)
+    rules: TranscriptionRules = convert_given(values, TranscriptionRules, where)
+    return rules
 
 
 def transcription_of(

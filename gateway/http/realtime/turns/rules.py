@@ -6,7 +6,7 @@ from typing import Annotated, Any, Final, Literal
 import msgspec
 from msgspec import Meta
 
-from gateway.http.fields import convert
+from gateway.http.fields import convert_given
 
 SHORTEST_SPEECH_MS: Final = 1500
 """A turn with less speech may be a hesitation."""
@@ -108,7 +108,5 @@ def read_rules(values: Any, where: str) -> TurnRules:
     Raises:
         InvalidRequestError: They are invalid.
     """
-    if isinstance(values, Mapping):
-        values = {name: value for name, value in values.items() if value is not None}
-    rules: TurnRules = convert(values, TurnRules, where)  # type: ignore[arg-type]
+    rules: TurnRules = convert_given(values, TurnRules, where)
     return rules
