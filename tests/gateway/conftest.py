@@ -14,9 +14,9 @@ from tests.gateway.bench import Bench, Configure, bench, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.guarded import KEY, OTHER, keys_file
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP", "GATEWAY__MONITOR"]
 KEYS += [f"STAGES__{stage.upper()}__{key}" for stage in STAGES for key in ("INBOX", "HTTP")]
 

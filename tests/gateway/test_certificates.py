@@ -85,7 +85,7 @@ async def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
 
 
 @pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
-def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
+async def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
     configure: Configure,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -97,7 +97,8 @@ def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
     shown.touch(0o600)
     config = configure({"tls": {"certificate": str(shown), "key": str(shown)}})
 
-    async def scenario() -> None:
+    shown.write_bytes(wrong.pem.read_bytes())
+    with caplog.at_level(logging.WARNING, "gateway"):
         async with bench(config) as b:
             b.process.access.warn()
             assert told in caplog.text
@@ -115,22 +116,17 @@ def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
             running = await asyncio.to_thread(network.ask_gateway, config)
             assert running is not None
 
-    shown.write_bytes(wrong.pem.read_bytes())
-    with caplog.at_level(logging.WARNING, "gateway"):
-        run(scenario())
 
-
-@pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
 def test_up_starts_with_a_certificate_out_of_date_and_says_so(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dates: Dates, told: str
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = Certified(tmp_path / "wrong", *dates)
+    wrong = Certified(tmp_path / "wrong", *EXPIRED)
     for name in ("CERTIFICATE", "KEY"):
         monkeypatch.setenv(f"OMNIRELAY_GATEWAY__TLS__{name}", str(wrong.pem))
     with start("omnirelay.cli", "up") as process:
         try:
             lines = read_until(process, "ready: tls://")
-            assert any(line.startswith("[gateway]") and told in line for line in lines)
+            assert any(line.startswith("[gateway]") and "expired at" in line for line in lines)
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
         finally:

@@ -24,9 +24,9 @@ from ops import demo
 from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import http_bench, http_gateway
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
-ROOT = Path(__file__).resolve().parents[2]
 DONE_FIELDS = [
     "request_id",
     "text",

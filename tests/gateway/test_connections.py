@@ -31,10 +31,10 @@ from omnirelay.status import StatusReport
 from shared.config.gateway import Limits
 from shared.http import protocol
 from tests.gateway.bench import Bench, Configure, bench
-from tests.gateway.conftest import ROOT
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 from tests.gateway.raw_client import RawClient, submit
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"

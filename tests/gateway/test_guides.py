@@ -13,10 +13,10 @@ from pathlib import Path
 
 from shared.config import DEFAULT_CHECKPOINT, Config
 from tests.gateway.bench import bench
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 from tests.support.terminal import environment
 
-ROOT = Path(__file__).resolve().parents[2]
 SHIM = """#!/bin/sh
 case "$1" in chat|status) set -- "$@" --gateway {gateway};; esac
 exec {python} -m omnirelay.cli "$@"

@@ -28,7 +28,7 @@ from shared.messages import Abort, AudioChunk, TextDelta
 from shared.messages.payloads import Blob
 from shared.transport.control import ControlClient
 from shared.transport.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
-from tests.gateway.bench import Bench, Configure, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.raw_client import HI, RawClient, serves, submit
 
@@ -232,11 +232,11 @@ async def test_stages_may_say_nonsense(tcp: Bench) -> None:
     await serves(tcp)
 
 
-def test_a_stage_of_another_version_is_named_once_here_and_told_once_there(
+async def test_a_stage_of_another_version_is_named_once_here_and_told_once_there(
     configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
 
-    async def scenario() -> None:
+    with caplog.at_level(logging.WARNING):
         async with bench(configure()) as b:
             other = ControlClient(zmq.Context.instance(), b.config.gateway.control, "thinker.other")
             beat = ControlClient(zmq.Context.instance(), b.config.gateway.control, "thinker.other.heartbeat")
@@ -255,9 +255,6 @@ def test_a_stage_of_another_version_is_named_once_here_and_told_once_there(
             other.close()
             beat.close()
             await serves(b)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
     (line,) = [line for line in caplog.messages if "version_unsupported" in line]
     assert "thinker.other" in line
     assert f"version {WIRE_VERSION - 1}, this build speaks {WIRE_VERSION}" in line

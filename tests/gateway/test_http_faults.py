@@ -16,7 +16,7 @@ from gateway.fairness import uploads
 from gateway.http import answer as answer_module
 from gateway.http import streams
 from shared.http import protocol
-from tests.gateway.bench import Configure, run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
 
@@ -213,10 +213,10 @@ async def test_a_quiet_stream_says_that_it_is_there(
         assert b"Hello" in await reader.readuntil(b": keep-alive\n\n")
 
 
-def test_what_nobody_expected_is_answered_too(
+async def test_what_nobody_expected_is_answered_too(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
+    with caplog.at_level(logging.ERROR):
         async with http_bench(configure(http_gateway())) as b:
 
             async def fail(*_: object) -> None:
@@ -226,9 +226,6 @@ def test_what_nobody_expected_is_answered_too(
             answer = await b.post()
             assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
             assert "inside" not in answer.text
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
     assert "ZeroDivisionError: inside" in caplog.text
 
 

@@ -18,7 +18,6 @@ from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, HttpBench, speaking
 from tests.gateway.test_http_fields import JSON_VALUES
 
-ITEMS = ["message", "function_call", "function_call_output"]
 ANSWER = "How are you? 😀"
 FLAT: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'

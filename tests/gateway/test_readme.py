@@ -13,9 +13,9 @@ from omnirelay.cli.main import main
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.support.children import ROOT
 from tests.support.media import spoken
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/client.md", "docs/cli.md")]
 API = [ROOT / f"docs/{name}.md" for name in ("api", "api-chat", "api-speech", "api-realtime")]
 FILES = ["question.ogg", "bark.mp3", "cat.jpg", "dog.png", "house.jpg", "other.jpg", "film.mp4"]

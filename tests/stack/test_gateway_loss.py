@@ -15,8 +15,9 @@ from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import GatewayUnreachableError, InvalidRequestError
 from omnirelay.protocol import PartialAnswer
 from shared.messages import STAGES
-from tests.chaos.streams import Heard, Stream, request_for
-from tests.support.processes import ROOT, Processes, wait_until
+from tests.chaos.streams import Heard, Stream, heard_of, request_for
+from tests.support.children import ROOT
+from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
 from tests.support.stack import make_config
 
@@ -45,13 +46,6 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def undisturbed(stack: Processes) -> list[Heard]:
     with Client(stack.address) as client:
         return heard_of([Stream(client, number) for number in range(STREAMS)])
-
-
-def heard_of(streams: list[Stream]) -> list[Heard]:
-    until = time.monotonic() + ANSWERED_S
-    heard = [stream.result(until) for stream in streams]
-    assert [each.error for each in heard] == [None] * len(heard)
-    return heard
 
 
 def check(heard: list[Heard], undisturbed: list[Heard]) -> None:

@@ -2,7 +2,6 @@
 
 import re
 import signal
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -13,7 +12,7 @@ import pytest
 from omnirelay import Client
 from shared.messages import STAGES
 from tests.chaos.load import Load
-from tests.chaos.streams import Heard, Stream
+from tests.chaos.streams import Heard, Stream, heard_of
 from tests.support.http import get
 from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
@@ -102,13 +101,6 @@ class _Behind(Processes):
 def undisturbed(pair: Pair) -> list[Heard]:
     with Client(pair.address(FIRST)) as client:
         return heard_of([Stream(client, number) for number in range(STREAMS)])
-
-
-def heard_of(streams: list[Stream]) -> list[Heard]:
-    until = time.monotonic() + ANSWERED_S
-    heard = [stream.result(until) for stream in streams]
-    assert [each.error for each in heard] == [None] * len(heard)
-    return heard
 
 
 def check(streams: list[Stream], undisturbed: list[Heard]) -> None:

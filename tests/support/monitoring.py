@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 RULES: Final = ROOT / "deploy/prometheus/rules.yml"
 DASHBOARD: Final = ROOT / "deploy/grafana/dashboards/omnirelay.json"
 PAGE: Final = ROOT / "docs/metrics.md"

@@ -17,8 +17,8 @@ from omnirelay.cli.main import build_parser
 from omnirelay.errors import OmniRelayError
 from shared.config import Config, StageConfig
 from shared.messages import StageLimits, StageLoad
+from tests.support.children import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = sorted(
     [
         *(ROOT / name for name in ("README.md", "CHANGELOG.md", "SECURITY.md", "benchmarks/README.md")),

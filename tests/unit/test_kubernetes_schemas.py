@@ -11,7 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.kubernetes import ROOT, VARIANTS, Rendered, Resource
+from tests.support.children import ROOT
+from tests.support.kubernetes import VARIANTS, Rendered, Resource
 
 VERSIONS = ("1.36", "1.37")
 CUSTOM: dict[str, Any] = yaml.safe_load(

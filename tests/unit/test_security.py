@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 SOURCES = [path for name in ("shared", "gateway", "services") for path in sorted((ROOT / name).rglob("*.py"))]
 UNSAFE_MODULES = {"cloudpickle", "copyreg", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", "recv_serialized", "unsafe_load", "full_load"}
