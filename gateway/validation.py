@@ -106,6 +106,7 @@ class Validator:
             raise PromptTooLongError(
                 f"the prompt has {length} characters of text, at most {MAX_TEXT_CHARACTERS} are allowed"
             )
+        self._check_tokens("".join(part.text for part in parts if not isinstance(part, MediaPart)))
         return self._prompts.build(messages)
 
     def said(self, request: GenerateRequest, most: int) -> list[int]:
@@ -199,7 +200,16 @@ class Validator:
             raise PromptTooLongError(
                 f"the prompt has {len(text)} characters, at most {MAX_TEXT_CHARACTERS} are allowed"
             )
+        self._check_tokens(text)
         return self._prompts.encode(text)
+
+    def _check_tokens(self, text: str) -> None:
+        """Refuse a text whose beginning is too long by far: all others wait while a text is tokenized."""
+        most, size = self._limits.max_prompt_tokens, 2 * self._limits.max_prompt_tokens
+        while size < len(text):
+            if (found := len(self._prompts.encode(text[:size]))) > 2 * most:
+                raise PromptTooLongError(f"the prompt has {found} tokens or more, this gateway takes {most}")
+            size *= 4
 
     def _check_length(self, length: int, speech: bool) -> None:
         talker = self._room("talker", self._registry.codec().start_positions + 1) if speech else None

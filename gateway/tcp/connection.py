@@ -15,7 +15,7 @@ from gateway.access.clients import NO_KEY, Principal
 from gateway.fairness.uploads import UploadRoom
 from gateway.manager import Gateway
 from gateway.requests.response_stream import ResponseStream
-from gateway.tcp.incoming import Incoming
+from gateway.tcp.incoming import Incoming, require_few_values
 from omnirelay import error_codes
 from omnirelay.errors import (
     BusyError,
@@ -173,6 +173,7 @@ class Connection:
     async def _handle(self, body: bytearray) -> None:
         """Process one message; an invalid one does not affect the rest of the connection."""
         try:
+            await require_few_values(body)
             message = self._decode(body)
             if isinstance(message, Submit):
                 if await self._may_begin(message.id):

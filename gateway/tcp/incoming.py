@@ -6,8 +6,44 @@ from typing import Final
 import msgspec
 
 from gateway.fairness.uploads import UploadRoom
-from omnirelay.errors import InvalidRequestError, RequestError, RequestTooLargeError
-from omnirelay.protocol import MAX_PIECE_BYTES, Piece
+from omnirelay.errors import InvalidRequestError, MessageError, RequestError, RequestTooLargeError
+from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Piece
+
+MAX_VALUES: Final = PIECE_BYTES
+"""Values of a message, each of which takes the decoder up to 0.1 us: what is small cannot have more."""
+_SIZED: Final = {0xC4: 1, 0xC5: 2, 0xC6: 4, 0xC7: 1, 0xC8: 2, 0xC9: 4, 0xD9: 1, 0xDA: 2, 0xDB: 4}
+"""Bytes of the length of binary, extended and string values, by the first byte."""
+_FIXED: Final = {
+    **{0xA0 | size: size for size in range(32)},
+    **dict(zip(range(0xCA, 0xD9), (4, 8, 1, 2, 4, 8, 1, 2, 4, 8, 2, 3, 5, 9, 17), strict=True)),
+    **dict(zip(range(0xDC, 0xE0), (2, 4, 2, 4), strict=True)),
+}
+"""Bytes that follow the first one, where there are any; values within lists and maps count by themselves."""
+
+
+async def require_few_values(message: bytearray) -> None:
+    """Refuse a msgpack message for which nothing could interrupt the decoder for long.
+
+    Raises:
+        MessageError: It has more than :data:`MAX_VALUES` values.
+    """
+    if len(message) > PIECE_BYTES and not await asyncio.to_thread(_has_few_values, message):
+        raise MessageError(f"a message has more than {MAX_VALUES} values")
+
+
+def _has_few_values(message: bytearray) -> bool:
+    at = 0
+    for _ in range(MAX_VALUES):
+        if at >= len(message):
+            return True
+        first, start = message[at], at + 1
+        if (width := _SIZED.get(first)) is None:
+            at = start + _FIXED.get(first, 0)
+        else:
+            # The type of an extended value has a byte.
+            size = int.from_bytes(message[start : start + width], "big")
+            at = start + width + size + (0xC7 <= first <= 0xC9)
+    return at >= len(message)
 
 
 class Incoming:
@@ -32,7 +68,11 @@ class Incoming:
     async def whole(self) -> msgspec.Raw:
         """Wait for the complete request; RequestError if it is invalid, too long or slow, or has no room."""
         try:
-            return msgspec.Raw(await self._whole)
+            whole = await self._whole
+            await require_few_values(whole)
+            return msgspec.Raw(whole)
+        except MessageError as error:
+            raise InvalidRequestError(f"the request is not valid: {error}") from error
         finally:
             self.close()
 

@@ -224,12 +224,17 @@ async def silent_gateway() -> AsyncIterator[str]:
         server.close()
 
 
-def test_a_client_of_a_gateway_that_reads_nothing_can_be_closed() -> None:
+@pytest.mark.parametrize("cancelled", [False, True], ids=["once", "after a cancelled attempt"])
+def test_a_client_of_a_gateway_that_reads_nothing_can_be_closed(cancelled: bool) -> None:
     async def scenario() -> None:
         async with silent_gateway() as address, AsyncClient(address, reconnect_s=0) as client:
             answer = client.chat("Hi", images=bytes(64 * 2**20))
             connection: Any = client._connection
             await until(lambda: connection._writer.transport.get_write_buffer_size() > 0, "a full socket")
+            if cancelled:
+                closing = asyncio.create_task(connection.close())
+                await until(connection._writer.is_closing, "a connection that is being closed")
+                closing.cancel()
             await client.close()
             with pytest.raises(GatewayUnreachableError):
                 await answer.result()

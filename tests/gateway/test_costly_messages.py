@@ -1,14 +1,34 @@
 """Messages that cost far more than their size: time that grows with its square, or memory not counted."""
 
+import asyncio
+import socket
 import sys
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
 
+import msgspec
 import pytest
+from websockets.asyncio.client import connect
+from websockets.exceptions import ConnectionClosedError
 
+from gateway.dispatch.registry import StageRegistry
 from gateway.http.fields import convert
 from gateway.http.openai import messages, responses
+from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
+from gateway.http.realtime.protocol import BoundedWebSocket
+from gateway.input.prompt import PromptBuilder
+from gateway.tcp import incoming
+from gateway.validation import Validator
 from omnirelay.content import ChatMessage, TextPart
-from omnirelay.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError, PromptTooLongError
+from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
+from shared.config import Config
+from shared.http.protocol import READ_BYTES, BoundedProtocol
+from tests.gateway.bench import bench, run
+from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.raw_client import RawClient, serves
 
 
 @pytest.mark.timeout(60)
@@ -40,3 +60,167 @@ def test_kept_messages_without_text_count_with_what_they_take() -> None:
     message = ChatMessage("user", [TextPart("") for _ in range(1000)])
     assert responses._size(message) >= 1000 * (sys.getsizeof(TextPart("")) + 8)
     assert responses._size(ChatMessage("user", "")) >= sys.getsizeof(ChatMessage("user", ""))
+
+
+VALUES = [
+    *(None, True, 1, -1, 200, 2**12, 2**20, 2**40, -100, -(2**12), -(2**20), -(2**40), 1.5),
+    *("", "x" * 31, "x" * 200, "x" * 2**10, "x" * 2**17, b"", b"x" * 2**10, b"x" * 2**17),
+    *(msgspec.msgpack.Ext(1, b"x" * size) for size in (1, 2, 4, 8, 16, 3, 2**10, 2**17)),
+]
+"""One of each form but lists and maps, which their members follow."""
+
+
+@pytest.mark.parametrize(
+    ("value", "count"),
+    [
+        (VALUES, len(VALUES) + 1),
+        ([VALUES] * 20, 20 * (len(VALUES) + 1) + 1),
+        ([None] * 2**17, 2**17 + 1),
+        (dict.fromkeys(range(10), 0), 21),
+        (dict.fromkeys(range(2**10), 0), 2**11 + 1),
+        (dict.fromkeys(range(2**17), 0), 2**18 + 1),
+    ],
+)
+def test_values_of_a_message_are_counted(monkeypatch: pytest.MonkeyPatch, value: object, count: int) -> None:
+    message = bytearray(msgspec.msgpack.encode(value))
+    for most, few in ((count, True), (count - 1, False)):
+        monkeypatch.setattr(incoming, "MAX_VALUES", most)
+        assert incoming._has_few_values(message) is few
+
+
+@pytest.mark.parametrize("as_pieces", [False, True])
+def test_a_tcp_message_of_very_many_values_is_refused(
+    configure: Callable[..., Config], as_pieces: bool
+) -> None:
+    """100 MiB of a field that repeats stopped the gateway for a second."""
+    field = msgspec.msgpack.encode("chunk_frames") + b"\xdc\x04\x00" + b"\x01" * 1024
+    request = b"\xde" + (300).to_bytes(2, "big") + field * 300
+    assert msgspec.msgpack.decode(request, type=GenerateRequest).chunk_frames == [1] * 1024
+
+    async def scenario() -> None:
+        async with bench(configure()) as b:
+            client = await RawClient.connect(b)
+            if as_pieces:
+                for at in range(0, len(request), MAX_PIECE_BYTES):
+                    data = request[at : at + MAX_PIECE_BYTES]
+                    client.say(Piece(1, at, data, last=at + len(data) == len(request)))
+                answer = await client.hear()
+                assert isinstance(answer, Reply)
+                assert "values" in str(answer.event)
+            else:
+                client.say_bytes(
+                    b"\x83"
+                    + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request")))
+                    + request
+                )
+                answer = await client.hear()
+                assert isinstance(answer, Refusal)
+                assert "values" in answer.message
+            await client.close()
+            await serves(b)
+
+    run(scenario())
+
+
+class Compared(str):
+    """A client's name that counts comparisons."""
+
+    compared = 0
+
+    def __eq__(self, other: object) -> bool:
+        Compared.compared += 1
+        return super().__eq__(other)
+
+    __hash__ = str.__hash__
+
+
+def test_keeping_an_answer_does_not_look_at_all_others() -> None:
+    answers = KeptAnswers[str](2**26)
+    for number in range(1000):
+        answers.keep(Compared(f"client {number % 7}"), str(number), "", 1)
+    assert Compared.compared < 50_000
+
+
+@pytest.mark.parametrize("kind", ["chunks", "frames"])
+def test_little_of_a_connection_is_read_at_once(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """256 KiB of chunks or frames of a byte stopped the gateway for half a second."""
+    sizes = []
+    for protocol in (BoundedProtocol, BoundedWebSocket):
+
+        def count(self: object, data: bytes, take: Callable[..., None] = protocol.data_received) -> None:
+            sizes.append(len(data))
+            take(self, data)
+
+        monkeypatch.setattr(protocol, "data_received", count)
+    upgrade = "Upgrade: websocket\r\nConnection: Upgrade\r\nSec-WebSocket-Version: 13\r\n"
+    upgrade += "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\n"
+    head, body = {
+        "chunks": ("POST /v1/completions HTTP/1.1\r\nTransfer-Encoding: chunked\r\n", b"1\r\n \r\n"),
+        "frames": (f"GET /v1/realtime HTTP/1.1\r\n{upgrade}", b"\x89\x80\0\0\0\0"),
+    }[kind]
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            host, port = b.url.removeprefix("http://").split(":")
+            reader, writer = await asyncio.open_connection(host, int(port))
+            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+            writer.write(f"{head}Host: {host}\r\n\r\n".encode())
+            if kind == "chunks":
+                writer.write(body * 20_000 + b"0\r\n\r\n")
+                assert (await reader.readline()).split()[1] == b"400"
+            else:
+                await reader.readuntil(b"\r\n\r\n")
+                writer.write(body * 20_000)
+                async with asyncio.timeout(60):
+                    while sum(sizes) < 20_000 * len(body):
+                        await asyncio.sleep(0.01)
+            writer.transport.abort()
+
+    run(scenario())
+    assert sum(sizes) >= 20_000 * len(body)
+    assert max(sizes) <= READ_BYTES
+
+
+def test_a_message_has_a_bounded_number_of_fragments(
+    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.protocol.MAX_FRAGMENTS", 16)
+
+    async def scenario() -> None:
+        async with (
+            http_bench(configure(http_gateway())) as b,
+            connect(b.url.replace("http", "ws") + "/v1/realtime") as client,
+        ):
+            await client.recv()
+            await client.send(iter(["{"] + [" "] * 10 + ["}"]))
+            assert '"error"' in await client.recv()
+            with suppress(ConnectionClosedError):
+                await client.send(iter(["{"] + [" "] * 10_000 + ["}"]))
+            await client.wait_closed()
+            assert client.close_code == 1009
+
+    run(scenario())
+
+
+def test_a_text_that_is_too_long_by_far_is_not_tokenized_to_its_end(
+    configure: Callable[..., Config], checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Four million emoji kept all others from their prompts for 6 s."""
+    prompts, texts = PromptBuilder(checkpoint_dir), list[str]()
+    config = configure({"limits": {"max_prompt_tokens": 1000}}).gateway
+    validator, tokenize = Validator(config, StageRegistry(1, 1), prompts), prompts._tokenize
+
+    def count(text: str) -> list[int]:
+        texts.append(text)
+        return tokenize(text)
+
+    monkeypatch.setattr(prompts, "_tokenize", count)
+    for request in (
+        GenerateRequest(prompt_text="\U0001f600" * 100_000),
+        GenerateRequest(messages=[ChatMessage("user", "\U0001f600" * 100_000)]),
+    ):
+        with pytest.raises(PromptTooLongError, match="or more"):
+            validator.prompt(request)
+    assert sum(map(len, texts)) == 2 * 2000

@@ -13,13 +13,13 @@ from typing import Any
 
 import httpx
 import pytest
-from aiortc.rtcsctptransport import DataChunk
+from aiortc.rtcsctptransport import DataChunk, RTCSctpTransport, SackChunk
 from aiortc.rtp import RtpPacket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.http.realtime.webrtc.call import SpeechTrack
-from gateway.http.realtime.webrtc.peer import MAX_SDP_BYTES, Peer, advertise, read_offer
+from gateway.http.realtime.webrtc.peer import MAX_SDP_BYTES, Peer, advertise, read_offer, restrict_messages
 from omnirelay.errors import InvalidRequestError
 from shared.config import Config
 from shared.config.gateway import WebRtcConfig
@@ -59,6 +59,7 @@ def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
         (lambda sdp: sdp.replace("v=0", "v=1", 1), "begins with v=0"),
         (lambda sdp: sdp + "x" * 2000, "characters"),
         (lambda sdp: sdp + "a=x\r\n" * 1000, "lines"),
+        (lambda sdp: sdp + "a=rtcp-fb:* nack\r\n" * 200, "lines besides"),
         (lambda sdp: sdp + "\xe9", "ASCII"),
         (lambda sdp: sdp + "a=\x00", "not SDP"),
         (lambda sdp: sdp + "m=text 9 UDP/TLS/RTP/SAVPF 96\r\n", "text"),
@@ -379,7 +380,52 @@ async def endless_message(c: Caller) -> None:
         await asyncio.sleep(0)
 
 
-@pytest.mark.parametrize("attack", [open_channels, many_sources, endless_message])
+async def many_parts(c: Caller) -> None:
+    sctp = c.connection.sctp
+    assert sctp is not None
+    for number in range(2200):
+        chunk = DataChunk()
+        chunk.tsn, chunk.stream_id, chunk.user_data = sctp._local_tsn + 2 * number + 1, 1, b"x"
+        await sctp._send_chunk(chunk)
+        await asyncio.sleep(0)
+
+
+async def many_streams(c: Caller) -> None:
+    sctp = c.connection.sctp
+    assert sctp is not None
+    for number in range(40):
+        chunk = DataChunk()
+        chunk.tsn, chunk.stream_id, chunk.user_data = sctp._local_tsn + number, number + 100, b"x"
+        await sctp._send_chunk(chunk)
+
+
+def test_what_was_never_sent_is_not_acknowledged() -> None:
+    """One datagram of 1.5 kB with 370 gaps of 65,536 chunks took 1.4 s."""
+
+    class Transport:
+        state = "new"
+
+    async def scenario() -> None:
+        sctp = RTCSctpTransport(Transport())  # type: ignore[arg-type]
+        taken, ended = [], asyncio.Event()
+
+        async def receive(chunk: SackChunk) -> None:
+            taken.append(chunk.gaps)
+
+        sctp._receive_chunk = receive  # type: ignore[method-assign, assignment]
+        restrict_messages(sctp, ended.set)
+        sctp._sent_queue.extend([DataChunk(), DataChunk(), DataChunk()])
+        for gaps in ([], [(2, 3)], [(1, 65_535)] * 2, [(65_535, 1), (1, 65_535)]):
+            chunk = SackChunk()
+            chunk.gaps = gaps
+            await sctp._receive_chunk(chunk)
+        assert taken == [[], [(2, 3)]]
+        assert not ended.is_set()
+
+    asyncio.run(scenario())
+
+
+@pytest.mark.parametrize("attack", [open_channels, many_sources, endless_message, many_parts, many_streams])
 def test_clients_that_fill_memory_are_disconnected(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, attack: Callable[[Caller], Awaitable[None]]
 ) -> None:

@@ -42,7 +42,7 @@ async def listening(
     Args:
         early: Begin answers in pauses; these sessions hear in a moment what nobody says so fast.
     """
-    pause = mock.patch("gateway.http.realtime.session.PAUSE_S", 0.0 if early else 3600.0)
+    pause = mock.patch("gateway.http.realtime.responses.EARLY_PAUSE_S", 0.0 if early else 3600.0)
     async with talking(b) as c:
         await detect(c, {"type": "server_vad", **turns})
         with pause:

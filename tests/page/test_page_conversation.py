@@ -14,7 +14,8 @@ from PIL import Image
 from shared.messages import SAMPLE_RATE, ThinkRequest
 from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speaking
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speak, speaking
+from tests.gateway.test_say import said
 from tests.page.browser import Page, browser
 from tests.page.test_page import ANSWER, IDLE, READY, drop, run
 
@@ -97,6 +98,37 @@ def test_a_conversation_survives_a_reload_and_new_forgets_it(before: Before, pic
             await page.open(b.url)
             await page.until(READY)
             assert await page.js("document.querySelectorAll('.turn').length") == 0
+
+    run(scenario())
+
+
+def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before: Before) -> None:
+    async def scenario() -> None:
+        async with before() as (b, page):
+            await text_only(page)
+            await ask(page, "First")
+            await b.stages.answer(await b.stages.request(0), b.encode("A **red** house."))
+            await page.until(DONE)
+            read = f"{ANSWER}.querySelector('.read')"
+            await page.click(".assistant .read")
+            failed = await b.stages.request(1)
+            await b.stages.audio(failed.request_id, 0, melody().tobytes())
+            await page.until(f"parseFloat({ANSWER}.dataset.heard) > 0")
+            await b.stages.fail(failed.request_id, "talker", "internal", "the engine failed")
+            await page.until(f"!{read}.disabled && {ANSWER}.querySelector('.wrong') !== null")
+            await page.click(".assistant .read")
+            stopped = await b.stages.request(2)
+            await b.stages.audio(stopped.request_id, 0, melody().tobytes())
+            await page.until(f"{ANSWER}.dataset.samples === '{SAMPLE_RATE}'")
+            await page.click("#stop")
+            await page.until(f"!{read}.disabled && document.querySelectorAll('.sound').length === 0")
+            await page.click(".assistant .read")
+            request = await b.stages.request(3)
+            assert said(b, request) == "A red house."
+            await speak(b, request, "", [melody(0.3), melody(0.7)])
+            await page.until(f"{IDLE} && {ANSWER}.dataset.samples === '{SAMPLE_RATE}' && !{read}")
+            await page.open(b.url)
+            await page.until(f"{PLAYS}[0] === 'Play the answer'")
 
     run(scenario())
 

@@ -1,6 +1,7 @@
 """Earlier answers, for later requests of the same client that name them by an id."""
 
 import time
+from collections import defaultdict
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
@@ -29,6 +30,8 @@ class KeptAnswers(Generic[T]):
     def __init__(self, most_bytes: int, clock: Callable[[], float] = time.time) -> None:
         self._clock = clock
         self._kept: dict[str, _Answer[T]] = {}
+        # The names of each client's answers, the oldest first.
+        self._own: defaultdict[str, dict[str, None]] = defaultdict(dict)
         self._quota = Quota(most_bytes)
 
     def keep(self, client: str, name: str, content: T, size: int) -> int:
@@ -43,15 +46,13 @@ class KeptAnswers(Generic[T]):
         if size > self._quota.total // 8:
             # Making room for it would cost the client all others.
             return int(now)
-        own = [each for each, answer in self._kept.items() if answer.client == client]
-        for oldest in own:
-            if self._quota.has_for(client, size):
-                break
-            self._drop(oldest)
+        while client in self._own and not self._quota.has_for(client, size):
+            self._drop(next(iter(self._own[client])))
         if not self._quota.has_for(client, size):
             return int(now)
         self._quota.take(client, size)
         self._kept[name] = _Answer(client, content, size, now + KEPT_S)
+        self._own[client][name] = None
         return int(now + KEPT_S)
 
     def get(self, client: str, name: str) -> T | None:
@@ -68,3 +69,6 @@ class KeptAnswers(Generic[T]):
     def _drop(self, name: str) -> None:
         answer = self._kept.pop(name)
         self._quota.give(answer.client, answer.size)
+        del self._own[answer.client][name]
+        if not self._own[answer.client]:
+            del self._own[answer.client]

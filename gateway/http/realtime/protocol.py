@@ -12,7 +12,7 @@ from websockets.http11 import Request
 
 from gateway.access.places import Place
 from gateway.fairness.uploads import IncomingUpload, UploadRoom
-from shared.http.protocol import PLACE, STALL_S, Alarm
+from shared.http.protocol import PLACE, STALL_S, Alarm, SmallReads
 from shared.log import limited
 
 if TYPE_CHECKING:
@@ -20,12 +20,14 @@ if TYPE_CHECKING:
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Size limit of a message; a larger one closes the connection."""
+MAX_FRAGMENTS: Final = 2**16
+"""Of a message: each takes more memory than its bytes, and time when the last one has come."""
 UPLOADS: Final = "uploads"
 """Key of a connection's state that holds the memory for messages."""
 log = logging.getLogger(__name__)
 
 
-class BoundedWebSocket(WebSocketsSansIOProtocol):
+class BoundedWebSocket(WebSocketsSansIOProtocol, SmallReads):
     """One connection; takes uvicorn's arguments."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -91,6 +93,9 @@ class BoundedWebSocket(WebSocketsSansIOProtocol):
         if self._upload.error is not None:
             return
         super().data_received(data)
+        if len(self.frames) > MAX_FRAGMENTS:
+            self.conn.fail(CloseCode.MESSAGE_TOO_BIG)
+            self.handle_parser_exception()
         if not self.frames and not self.conn.reader.buffer:
             self._end_upload()
 

@@ -1,14 +1,12 @@
-"""A session: settings, conversation, and the current response."""
+"""A session: settings, conversation, and what the client's events change."""
 
 import asyncio
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
-from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import convert_given
@@ -29,6 +27,7 @@ from gateway.http.realtime.items import (
     sound_item,
 )
 from gateway.http.realtime.response import CancelReason, Response
+from gateway.http.realtime.responses import Responses
 from gateway.http.realtime.settings import (
     Settings,
     changed_settings,
@@ -42,7 +41,6 @@ from gateway.http.realtime.turns.rules import SemanticVad
 from omnirelay.content import AudioPart, ChatMessage
 from omnirelay.errors import (
     EmptyAudioError,
-    NoResponseError,
     OmniRelayError,
     RetrievedItemError,
     SlowClientError,
@@ -52,11 +50,8 @@ from omnirelay.errors import (
 from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig
 
-PAUSE_S: Final = 0.03
-"""A client that sends a recording faster than it was spoken goes on within this time."""
 IDLE_UNIT_S: Final = 0.001
 """Of ``idle_timeout_ms``; shorter in tests."""
-log = logging.getLogger(__name__)
 
 
 @dataclass(eq=False)
@@ -65,8 +60,6 @@ class Session:
 
     Attributes:
         too_slow: Set when the connection must be closed because the client reads too slowly.
-        _early_response: Answers the turn as it is if the user's pause is its end; the client does not know
-            of it.
         _changing: Events of the client, and the time without any, change the session one after the other.
     """
 
@@ -79,9 +72,6 @@ class Session:
     id: str = field(default_factory=new_session_id)
     too_slow: asyncio.Event = field(default_factory=asyncio.Event)
     _playback: Playback = field(default_factory=Playback)
-    _response: Response | None = None
-    _early_response: Response | None = None
-    _answering: asyncio.Task[None] | None = None
     _listener: TurnListener | None = None
     _idle: IdleTimer = field(default_factory=IdleTimer)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -93,8 +83,10 @@ class Session:
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
         self._early = EarlyPrompt(gateway, account, self._client)
+        self._count = gateway.metrics.turn
+        self._responses = Responses(self._count, self._answered)
         self._transcriber = Transcriber(
-            gateway, account, self._send, self._conversation, self._early, self._unanswered
+            gateway, account, self._send, self._conversation, self._early, self._responses.ended
         )
         self._set_listener()
 
@@ -107,7 +99,7 @@ class Session:
     @property
     def answering(self) -> bool:
         """Whether a response is being generated."""
-        return self._answering is not None and not self._answering.done()
+        return self._responses.running
 
     async def begin(self, told: dict[str, Any] | None = None) -> None:
         """Send ``session.created``, with further fields."""
@@ -135,7 +127,7 @@ class Session:
             case events.ClearAudio():
                 self._audio.clear()
                 self._early.stop()
-                self._drop_early()
+                self._responses.drop_early()
                 if self._listener is not None:
                     self._listener.reset()
                 await self._send("input_audio_buffer.cleared", {})
@@ -145,7 +137,7 @@ class Session:
             case events.CreateResponse():
                 await self._respond(event.response or {})
             case events.CancelResponse():
-                await self._cancel(event.response_id)
+                await self._responses.cancel(event.response_id)
             case events.SessionUpdate():
                 warnings: list[UnsupportedError] = []
                 self._settings = self._changed(event.session, "session", warnings.append)
@@ -163,12 +155,9 @@ class Session:
     async def close(self) -> None:
         """Cancel the response, and release all memory."""
         await self._idle.close()
-        if self._answering is not None:
-            self._answering.cancel()
-            await asyncio.gather(self._answering, return_exceptions=True)
+        await self._responses.close()
         await self._transcriber.close()
         self._early.stop()
-        self._drop_early()
         self._audio.clear()
         self._conversation.clear()
 
@@ -184,8 +173,9 @@ class Session:
                 raise UnsupportedError("over a WebSocket the client plays the speech", "type")
             await self._cut("client_cancelled")
         elif isinstance(event, events.TruncateItem):
-            if self._response is not None and self._response.item_id == event.item_id:
-                await self._interrupt()
+            current = self._responses.current
+            if current is not None and current.item_id == event.item_id:
+                await self._responses.interrupt()
             await self._truncate(event.item_id, event.content_index, event.audio_end_ms)
 
     async def _truncate(self, item_id: str, content_index: int, audio_end_ms: int) -> None:
@@ -198,7 +188,7 @@ class Session:
         cut = self._transport.stop_audio()
         if response:
             self._playback.stop()
-            await self._interrupt(reason)
+            await self._responses.interrupt(reason)
         for place, ms in cut:
             await self._send("output_audio_buffer.cleared", {"response_id": place["response_id"]})
             if self._conversation.has(place["item_id"]):
@@ -210,7 +200,7 @@ class Session:
         if rules is None:
             self._listener = None
             self._idle.stop()
-            self._drop_early()
+            self._responses.drop_early()
         elif self._listener is not None:
             self._listener.rules = rules
         else:
@@ -230,46 +220,38 @@ class Session:
                     case "paused":
                         self._answer_early(turn, self._answers)
                     case "resumed":
-                        self._drop_early()
+                        self._responses.drop_early()
                     case "stopped":
                         await self._turn_stopped(turn, self._answers)
         # Before a turn begins, what is sure of it is nothing; an answer that is spoken may yet be cut short.
-        if (listener is None or listener.speaking) and not self.answering and self._early_response is None:
+        if (listener is None or listener.speaking) and not self.answering and not self._responses.has_early:
             # Without turn detection most of the audio may be silence, in which words would be heard.
             looks = listener is not None and self._settings.kind == "transcription"
             look = partial(self._transcriber.look, listener.item_id) if listener and looks else None
             self._early.heard(self._audio.size, self._heard_so_far, look)
 
     async def _turn_started(self, turn: Turn, interrupts: bool) -> None:
-        self._context.gateway.metrics.turn("started")
+        self._count("started")
         self._idle.spoken()
         told = {"audio_start_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_started", told)
         if interrupts:
             # Of a response outside the conversation nobody waits for the end: an answer may play beside it.
-            aside = self.answering and self._response is not None and not self._response.in_conversation
+            current = self._responses.current
+            aside = self.answering and current is not None and not current.in_conversation
             if self.answering and not aside:
-                self._context.gateway.metrics.turn("interrupted")
+                self._count("interrupted")
             await self._cut("turn_detected", response=not aside)
 
     def _answer_early(self, turn: Turn, answers: bool) -> None:
         """Begin to answer a turn that may have ended."""
         if not answers or self.answering or not self._context.gateway.has_room(self._account):
             return
-        self._drop_early()
         asked = self._heard_so_far(turn.position)
-        self._early_response = self._response_to(self._settings, asked.messages, self._conversation)
-        self._early_response.begin(PAUSE_S)
-
-    def _drop_early(self) -> None:
-        dropped, self._early_response = self._early_response, None
-        if dropped is not None:
-            if dropped.begun:
-                self._context.gateway.metrics.turn("dropped_early")
-            dropped.drop()
+        self._responses.start_early(self._response_to(self._settings, asked.messages, self._conversation))
 
     async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
-        self._context.gateway.metrics.turn("stopped")
+        self._count("stopped")
         told = {"audio_end_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_stopped", told)
         self._early.stop()
@@ -279,7 +261,7 @@ class Session:
                 await self._respond({})
         finally:
             # Unless it has become the answer.
-            self._drop_early()
+            self._responses.drop_early()
 
     async def _idled(self) -> None:
         """The user has said nothing since the last answer: have the silence answered."""
@@ -287,7 +269,7 @@ class Session:
             listener = self._listener
             if listener is None or listener.speaking or self.answering or not self._audio.size:
                 return
-            self._context.gateway.metrics.turn("timed_out")
+            self._count("timed_out")
             item_id, begin, end = listener.item_id, self._audio.begin, self._audio.end
             end -= (end - begin) % 2
             times = {"audio_start_ms": milliseconds(begin), "audio_end_ms": milliseconds(end)}
@@ -308,7 +290,7 @@ class Session:
                 "the input audio buffer has no speech since the last turn: nothing is committed"
             )
         item_id = new_item_id() if listener is None else listener.item_id
-        self._drop_early()
+        self._responses.drop_early()
         await self._add_audio(item_id, interrupts=True)
         if listener is not None:
             listener.reset()
@@ -318,7 +300,7 @@ class Session:
         wav, hold = self._audio.commit(end)
         self._early.stop()
         if interrupts:
-            await self._interrupt()
+            await self._responses.interrupt()
         item = sound_item(wav, item_id)
         try:
             before = self._conversation.add(item, hold=hold)
@@ -355,22 +337,16 @@ class Session:
         _ = settings.forced_call
         given = None if options.input is None else await self._given(options.input)
         self._idle.stop()
-        await self._interrupt()
+        await self._responses.interrupt()
         await self._make_room()
         self._early.stop()
         messages = self._instructed(self._conversation.messages() if given is None else given, settings)
         added = self._conversation if options.conversation == "auto" else None
-        response = self._early_response
-        if response is not None and not values and response.same(settings, messages):
-            self._early_response = None
-            if response.begun:
-                self._context.gateway.metrics.turn("answered_early")
-        else:
-            self._drop_early()
-            response = self._response_to(settings, messages, added, options.metadata)
+        # A response with options of its own has not been begun early.
+        early = None if values else self._responses.take_early(settings, messages)
+        self._responses.drop_early()
         self._transcriber.make_way()
-        self._response = response
-        self._answering = asyncio.create_task(self._answer(response))
+        self._responses.start(early or self._response_to(settings, messages, added, options.metadata))
 
     def _response_to(
         self,
@@ -391,33 +367,12 @@ class Session:
             self._playback,
         )
 
-    async def _answer(self, response: Response) -> None:
-        try:
-            await response.run()
-        except ClientGoneError:
-            log.debug("the client of %s disconnected", self.id)
+    def _answered(self, response: Response) -> None:
         if isinstance(response.error, SlowClientError):
             self.too_slow.set()
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
             self._idle.start(self._playback.heard_until, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
-
-    async def _unanswered(self) -> None:
-        while self._answering is not None and not self._answering.done():
-            await asyncio.wait({self._answering})
-
-    async def _cancel(self, response_id: str | None) -> None:
-        response = self._response
-        if not self.answering or response is None or response_id not in (None, response.id):
-            raise NoResponseError("Cancellation failed: no such response is generated")
-        await self._interrupt()
-
-    async def _interrupt(self, reason: CancelReason = "client_cancelled") -> None:
-        """Cancel the current response, if any, and wait for its last event."""
-        if self._response is not None and self._answering is not None:
-            self._response.cancel(reason)
-            await asyncio.wait({self._answering})
-            self._response = None
 
     async def _given(self, items: list[dict[str, Any]]) -> list[ChatMessage]:
         """Convert items that replace the conversation."""

@@ -171,7 +171,8 @@ class Connection:
             self._writer.close()
             try:
                 async with asyncio.timeout(CLOSE_S):
-                    await self._writer.wait_closed()
+                    # Whoever is cancelled in wait_closed cancels it for all that wait.
+                    await asyncio.shield(self._writer.wait_closed())
             except OSError as error:
                 # Lost before; or the gateway was sending, which TLS reports as an error; or it reads nothing.
                 log.debug("the connection was not closed cleanly: %r", error)

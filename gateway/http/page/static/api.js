@@ -125,13 +125,25 @@ export async function beginCall(offer, session) {
  * @returns {Promise<{requestId: string, chunks: AsyncGenerator<object>}>}
  */
 export async function chat(body, signal) {
-  const response = await ask("/v1/chat/completions", {
-    method: "POST",
-    headers: { "Content-Type": "application/json" },
-    body: JSON.stringify({ ...body, stream: true, stream_options: { include_usage: true } }),
-    signal,
-  });
+  const response = await post("/v1/chat/completions", { ...body, stream: true, stream_options: { include_usage: true } }, signal);
   return { requestId: response.headers.get("X-Request-Id") ?? "", chunks: events(response) };
+}
+
+/**
+ * Have a text read aloud.
+ * @returns {AsyncGenerator<object>} events whose `audio` is base64 of 16-bit samples
+ */
+export async function* speech(body, signal) {
+  const response = await post("/v1/audio/speech", { ...body, response_format: "pcm", stream_format: "sse" }, signal);
+  for await (const event of events(response)) {
+    if (event.type === "speech.audio.done") return;
+    yield event;
+  }
+}
+
+function post(path, body, signal) {
+  const headers = { "Content-Type": "application/json" };
+  return ask(path, { method: "POST", headers, body: JSON.stringify(body), signal });
 }
 
 async function* events(response) {

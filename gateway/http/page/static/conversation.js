@@ -1,6 +1,6 @@
 // The exchanges of a conversation: what was asked, what came back, and what of it the model is sent again.
 
-import { ApiError } from "./api.js";
+import { ApiError, speech } from "./api.js";
 import { Attachment, FileBudget, FileError } from "./files.js";
 import { PcmReader } from "./pcm.js";
 import { silence } from "./player.js";
@@ -41,7 +41,7 @@ export class Conversation {
     for (const saved of (await store?.load()) ?? []) {
       const exchange = this.#add(saved.order, saved.words, saved.files.map((file) => new Attachment(file)));
       const answer = saved.answer ?? { state: "failed", text: "", samples: new Int16Array(0), message: CUT_OFF };
-      this.#place(exchange, AnswerTurn.restored(answer, this.page.changed, this.#retry(exchange, answer.state)));
+      this.#place(exchange, AnswerTurn.restored(answer, ...this.#calls(exchange), this.#retry(exchange, answer.state)));
     }
   }
 
@@ -87,15 +87,48 @@ export class Conversation {
   }
 
   async #answer(exchange) {
-    const before = this.#last;
-    this.#last = before.catch(() => {}).then(() => this.#receive(exchange));
+    await this.#next(() => this.#receive(exchange));
+  }
+
+  /** Begin when all that was begun before has ended. */
+  async #next(work) {
+    this.#last = this.#last.catch(() => {}).then(work);
     await this.#last;
+  }
+
+  /** What an answer calls: when its sound begins or ends, and to be read aloud. */
+  #calls(exchange) {
+    const read = () => {
+      this.stop();
+      this.#next(() => this.#read(exchange));
+    };
+    return [this.page.changed, read];
+  }
+
+  async #read(exchange) {
+    const { signal } = (this.#abort = new AbortController());
+    const voice = this.page.voice();
+    this.page.changed();
+    try {
+      const body = { model: this.#model, ...(voice && { voice }) };
+      await exchange.turn.read((input) => speech({ ...body, input }, signal));
+      await this.#store?.save(this.#record(exchange));
+    } catch (error) {
+      if (error.name !== "AbortError" && !(error instanceof ApiError)) throw error;
+    } finally {
+      this.#abort = null;
+      this.page.changed();
+    }
+  }
+
+  get #model() {
+    return this.page.model()?.id ?? "omnirelay";
   }
 
   async #receive(exchange) {
     const voice = this.page.voice();
     this.#abort = new AbortController();
-    const turn = new AnswerTurn(voice !== null, this.page.changed);
+    const turn = new AnswerTurn(voice !== null, ...this.#calls(exchange));
     this.#place(exchange, turn);
     this.page.changed();
     this.page.follow(true);
@@ -117,7 +150,7 @@ export class Conversation {
 
   async #stream(exchange, turn, voice, stall) {
     const { signal } = this.#abort;
-    const body = { model: this.page.model()?.id ?? "omnirelay", messages: await this.#messages(exchange), modalities: ["text"] };
+    const body = { model: this.#model, messages: await this.#messages(exchange), modalities: ["text"] };
     if (voice !== null) {
       body.modalities.push("audio");
       body.audio = { format: "pcm16", ...(voice && { voice }) };

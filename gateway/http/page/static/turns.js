@@ -1,7 +1,7 @@
 // What was asked and answered, as the page shows it.
 
 import { rendered } from "./markdown.js";
-import { floats, join, RATE, wav } from "./pcm.js";
+import { floats, join, PcmReader, RATE, wav } from "./pcm.js";
 import { Playback } from "./player.js";
 import { Waveform } from "./waveform.js";
 
@@ -56,9 +56,11 @@ export class AnswerTurn {
   /**
    * @param {boolean} spoken whether speech comes, to be played as it does
    * @param {() => void} onSound called when sound begins or ends
+   * @param {(() => void) | null} onRead called when an answer without speech is to be read aloud; null if none can be
    */
-  constructor(spoken, onSound) {
+  constructor(spoken, onSound, onRead = null) {
     this.onSound = onSound;
+    this.onRead = onRead;
     this.element = make("article", "turn assistant");
     this.element.setAttribute("aria-label", "Answer");
     this.element.setAttribute("aria-busy", "true");
@@ -68,8 +70,8 @@ export class AnswerTurn {
   }
 
   /** An answer of before: `{state, text, samples, message}`. */
-  static restored({ state, text, samples, message }, onSound, action) {
-    const turn = new AnswerTurn(false, onSound);
+  static restored({ state, text, samples, message }, onSound, onRead, action) {
+    const turn = new AnswerTurn(false, onSound, onRead);
     turn.addText(text);
     turn.addSamples(samples);
     turn.#firstText = turn.#firstAudio = null;
@@ -123,17 +125,51 @@ export class AnswerTurn {
     this.element.setAttribute("aria-busy", "false");
     this.element.dataset.state = state;
     this.#draw();
-    if (message) {
-      const wrong = make("p", "wrong", message);
-      wrong.setAttribute("role", "alert");
-      this.element.insertBefore(wrong, this.#facts);
-    }
+    if (message) this.#warn(message);
     if (action) this.#actions.append(button("quiet again", action.label, action.run));
     if (this.#text) this.#actions.append(button("quiet", "Copy", (event) => copy(this.#text, event.target)));
     if (this.#pieces.length) this.#actions.append(this.#download());
+    else if (this.#text && this.onRead) this.#actions.append(button("quiet read", "Read aloud", this.onRead));
     if (this.#playback && state !== "done") this.#playback.stop();
     else this.#playback?.end();
     this.#showFacts();
+  }
+
+  /**
+   * Play what a finished answer sounds like.
+   * @param {(text: string) => AsyncIterable<object>} speak events of the speech of a text
+   */
+  async read(speak) {
+    const pressed = this.#actions.querySelector(".read");
+    pressed.disabled = true;
+    this.element.querySelector(".wrong")?.remove();
+    this.#asked = performance.now();
+    this.#playback = new Playback(() => this.#quiet());
+    this.#tick();
+    const reader = new PcmReader();
+    try {
+      for await (const { audio, start_delay_ms } of speak(this.#words.innerText)) {
+        this.addSamples(reader.read(audio), start_delay_ms);
+      }
+      this.#playback?.end();
+      pressed.replaceWith(this.#download());
+    } catch (error) {
+      this.#playback?.stop();
+      this.element.querySelector(".sound")?.remove();
+      this.#waveform?.release();
+      this.#waveform = this.#button = null;
+      this.#firstAudio = null;
+      this.#pieces = [];
+      pressed.disabled = false;
+      if (error.name !== "AbortError") this.#warn(error.message);
+      throw error;
+    }
+  }
+
+  #warn(message) {
+    const wrong = make("p", "wrong", message);
+    wrong.setAttribute("role", "alert");
+    this.element.insertBefore(wrong, this.#facts);
   }
 
   /** Stop what is heard of it. @returns {number | null} how many milliseconds were; null if nothing is heard */

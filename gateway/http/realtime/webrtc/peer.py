@@ -4,7 +4,7 @@ import asyncio
 import ipaddress
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Final, NamedTuple
 
 from aioice import Connection, stun
@@ -16,9 +16,11 @@ from aiortc import (
     RTCIceTransport,
     RTCPeerConnection,
     RTCRtpSender,
+    RTCSctpTransport,
     RTCSessionDescription,
 )
 from aiortc.exceptions import InternalError, InvalidAccessError, OperationError
+from aiortc.rtcsctptransport import Chunk, SackChunk
 
 from gateway.http.connection import ClientGoneError
 from omnirelay.errors import InvalidRequestError
@@ -30,6 +32,8 @@ log = logging.getLogger(__name__)
 MAX_SDP_BYTES: Final = 2**16
 MAX_LINES: Final = 1000
 MAX_LINE: Final = 1024
+MAX_KEPT: Final = 160
+"""Lines of an offer that aiortc gets: it compares codecs with each other and with what is said of them."""
 MEDIA: Final = ("application", "audio")
 _LINE: Final = re.compile(r"[a-z]=[\x20-\x7e\t]*")
 _VIDEO: Final = re.compile(r"video \d+ (\S+ .+)")
@@ -91,6 +95,8 @@ def read_offer(data: bytes) -> Offer:
     if not _values(lines, "a=fingerprint:"):
         raise _invalid("it has no a=fingerprint of a certificate for DTLS")
     kept = [line for line in lines if not line.startswith(_DROPPED)]
+    if len(kept) > MAX_KEPT:
+        raise _invalid(f"it has more than {MAX_KEPT} lines besides video and candidates")
     return Offer("\r\n".join([*kept, ""]), refused)
 
 
@@ -193,6 +199,34 @@ class _Restricted:
         self._data_received(data, component)
 
 
+MAX_STREAMS: Final = 16
+MAX_CHUNKS: Final = 2048
+"""Parts of messages that wait for others: aiortc walks through all of them at each."""
+
+
+def restrict_messages(sctp: RTCSctpTransport, end: Callable[[], None]) -> None:
+    """Call ``end`` when a client has more chunks wait than it needs; aiortc has no limits of its own.
+
+    An acknowledgement of chunks that were never sent is ignored: one datagram can list 20 million.
+    """
+    receive = sctp._receive_chunk
+
+    async def take(chunk: Chunk) -> None:
+        if isinstance(chunk, SackChunk):
+            listed = sum(max(0, last - first + 1) for first, last in chunk.gaps)
+            if listed > len(sctp._sent_queue):
+                return
+        streams = sctp._inbound_streams
+        waiting = max(sum(len(each.reassembly) for each in streams.values()), len(sctp._sack_misordered))
+        if len(streams) > MAX_STREAMS or waiting > MAX_CHUNKS:
+            log.info("a call ends: its client sends messages in parts that do not end")
+            end()
+        else:
+            await receive(chunk)
+
+    sctp._receive_chunk = take  # type: ignore[method-assign]
+
+
 CHANNEL: Final = "oai-events"
 CLOSE_S: Final = 5.0
 MAX_MESSAGES: Final = 256
@@ -256,6 +290,8 @@ class Peer:
             # Bundled: both media sections have one transport.
             transport = self._connection.getTransceivers()[0].receiver.transport.transport
             restrict(transport, [str(each) for each in self._config.addresses])
+            if self._connection.sctp is not None:
+                restrict_messages(self._connection.sctp, self.end)
             await self._connection.setLocalDescription()
         except _REFUSALS as error:
             log.debug("an offer is refused", exc_info=error)

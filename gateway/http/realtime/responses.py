@@ -1,0 +1,112 @@
+"""The responses of a session: the current one, and one that was begun before its turn had ended."""
+
+import asyncio
+import logging
+from collections.abc import Callable
+from typing import Final
+
+from gateway.http.connection import ClientGoneError
+from gateway.http.realtime.response import CancelReason, Response
+from gateway.http.realtime.settings import Settings
+from gateway.requests.metrics import TurnEvent
+from omnirelay.content import ChatMessage
+from omnirelay.errors import NoResponseError
+
+EARLY_PAUSE_S: Final = 0.03
+"""A client that sends a recording faster than it was spoken goes on within this time."""
+log = logging.getLogger(__name__)
+
+
+class Responses:
+    """Runs and ends the responses of one session, one at a time.  Must be closed.
+
+    Args:
+        count: Counts what became of a turn, by its name in the metrics.
+        on_end: Called with each response after its last event.
+
+    Attributes:
+        current: The last response, unless it was interrupted.
+    """
+
+    def __init__(self, count: Callable[[TurnEvent], None], on_end: Callable[[Response], None]) -> None:
+        self.current: Response | None = None
+        self._count = count
+        self._on_end = on_end
+        self._early: Response | None = None
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def running(self) -> bool:
+        """Whether a response is being generated."""
+        return self._running is not None and not self._running.done()
+
+    @property
+    def has_early(self) -> bool:
+        """Whether a response that the client does not know of has begun."""
+        return self._early is not None
+
+    def start(self, response: Response) -> None:
+        """Run a response; the one before must have ended."""
+        self.current = response
+        self._running = asyncio.create_task(self._run(response))
+
+    def start_early(self, response: Response) -> None:
+        """Begin to answer a turn as it is, in case the user's pause is its end."""
+        self.drop_early()
+        self._early = response
+        response.begin(EARLY_PAUSE_S)
+
+    def take_early(self, settings: Settings, messages: list[ChatMessage]) -> Response | None:
+        """Take the response that was begun early, if it answers this."""
+        early = self._early
+        if early is None or not early.same(settings, messages):
+            return None
+        self._early = None
+        if early.begun:
+            self._count("answered_early")
+        return early
+
+    def drop_early(self) -> None:
+        """Drop the response that was begun early, if any."""
+        dropped, self._early = self._early, None
+        if dropped is not None:
+            if dropped.begun:
+                self._count("dropped_early")
+            dropped.drop()
+
+    async def cancel(self, response_id: str | None) -> None:
+        """Cancel the response with this id, or the one that is generated.
+
+        Raises:
+            NoResponseError: It is not being generated.
+        """
+        response = self.current
+        if not self.running or response is None or response_id not in (None, response.id):
+            raise NoResponseError("Cancellation failed: no such response is generated")
+        await self.interrupt()
+
+    async def interrupt(self, reason: CancelReason = "client_cancelled") -> None:
+        """Cancel the current response, if any, and wait for its last event."""
+        if self.current is not None and self._running is not None:
+            self.current.cancel(reason)
+            await asyncio.wait({self._running})
+            self.current = None
+
+    async def ended(self) -> None:
+        """Wait until no response is generated."""
+        while self._running is not None and not self._running.done():
+            await asyncio.wait({self._running})
+
+    async def close(self) -> None:
+        """End all."""
+        self.drop_early()
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.gather(self._running, return_exceptions=True)
+
+    async def _run(self, response: Response) -> None:
+        try:
+            await response.run()
+        except ClientGoneError:
+            log.debug("the client of %s disconnected", response.id)
+        self._on_end(response)
