@@ -12,7 +12,7 @@ from shared.config.values import Section
 
 HEAD: Final = """\
 # The configuration of OmniRelay with every key and its default, as `omnirelay config init` prints it.
-# Keep what you change: keys that are missing have their defaults.  docs/configuration.md says what each means.
+# Keep what you change: missing keys have their defaults.  docs/configuration.md says what each means.
 """
 BOUNDS: Final = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 """Signs of the bounds in a JSON schema."""
@@ -50,7 +50,7 @@ def example() -> str:
 
 def _lines(
     section: Section,
-    note: Callable[[Path, Mapping[str, Any]], str],
+    note: Callable[[KeyPath, Mapping[str, Any]], str],
     path: KeyPath = (),
     described: bool = False,
 ) -> Iterator[str]:
