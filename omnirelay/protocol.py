@@ -293,6 +293,11 @@ def parse_tcp(address: str) -> tuple[str, int]:
     return host, port
 
 
+def tcp_address(host: str, port: int | str) -> str:
+    """Join what :func:`parse_tcp` splits."""
+    return f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
+
+
 def parse_address(address: str) -> tuple[str, int, bool]:
     """Split ``tcp://HOST:PORT`` or ``tls://HOST:PORT`` into host, port and whether it is TLS.
 

@@ -9,6 +9,7 @@ from collections.abc import Coroutine
 from typing import Any
 
 from omnirelay.errors import OmniRelayError
+from omnirelay.protocol import tcp_address
 from ops import checkpoint
 from ops.addresses import moved, split
 from ops.console import announce, console
@@ -62,9 +63,7 @@ def overrides(arguments: argparse.Namespace) -> dict[str, str]:
         host, port = split(http)
         host = host if arguments.host is None else arguments.host
         port = port if arguments.port is None else arguments.port
-        asked[f"{ENV_PREFIX}GATEWAY__HTTP"] = (
-            f"tcp://[{host}]:{port}" if ":" in host else f"tcp://{host}:{port}"
-        )
+        asked[f"{ENV_PREFIX}GATEWAY__HTTP"] = tcp_address(host, port)
     return asked
 
 

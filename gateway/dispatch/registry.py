@@ -64,32 +64,27 @@ class Replica:
         return load.running + load.waiting + sum(self.placed), load.held_bytes
 
 
+@dataclass(eq=False)
 class StageRegistry(Collector):
     """All known replicas.
 
     States depend on those of the senders and are updated incrementally: a heartbeat costs only its changes.
 
-    Args:
-        timeout_s: A replica that is silent for longer, and for :data:`MISSED_HEARTBEATS` intervals, is down.
-        step_timeout_s: As is one whose loop is in one step for longer.
-        gateway: This gateway's name; replicas get requests once they have joined it.
+    Attributes:
+        _timeout_s: A replica that is silent for longer, and for :data:`MISSED_HEARTBEATS` intervals, is down.
+        _step_timeout_s: As is one whose loop is in one step for longer.
+        _gateway: This gateway's name; replicas get requests once they have joined it.
         stages: The configured stages.
     """
 
-    def __init__(
-        self,
-        timeout_s: float,
-        step_timeout_s: float,
-        gateway: str = "",
-        clock: Callable[[], float] = time.monotonic,
-        stages: Sequence[StageName] = STAGES,
-    ) -> None:
-        self.stages: Final = tuple(stages)
-        self._timeout_s = timeout_s
-        self._step_timeout_s = step_timeout_s
-        self._gateway = gateway
-        self._clock = clock
-        self.gateway_drains = False
+    _timeout_s: float
+    _step_timeout_s: float
+    _gateway: str = ""
+    _clock: Callable[[], float] = time.monotonic
+    stages: Sequence[StageName] = STAGES
+    gateway_drains: bool = False
+
+    def __post_init__(self) -> None:
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
         self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
         # By address, the replica listening there; by name, the number of ready senders that know it.
@@ -99,7 +94,7 @@ class StageRegistry(Collector):
         self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
         self._looked_at = -math.inf
         # Since when a stage has no ready replica.
-        self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, clock())
+        self._missing_since: dict[StageName, float | None] = dict.fromkeys(STAGES, self._clock())
         self._known_once: set[StageName] = set()
         # None until the gateway has tried.
         self._reached: frozenset[str] | None = None

@@ -12,6 +12,7 @@ import msgspec
 import zmq
 
 from omnirelay.errors import MessageError, OmniRelayError, VersionError
+from omnirelay.protocol import tcp_address
 from shared.config import Config
 from shared.config.values import WILDCARDS, check_reachable
 from shared.log import limited
@@ -252,7 +253,7 @@ def _reachable(inbox: str, frame: zmq.Frame) -> str:
         if host in WILDCARDS:
             # A peer without an IP address (ipc) is local.
             peer = str(frame.get("Peer-Address")) or "127.0.0.1"
-            inbox = f"tcp://[{peer}]:{port}" if ":" in peer else f"tcp://{peer}:{port}"
+            inbox = tcp_address(peer, port)
         return _checked(inbox)
     except (ValueError, zmq.ZMQError) as error:
         raise MessageError(str(error)) from error

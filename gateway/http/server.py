@@ -1,7 +1,9 @@
 """uvicorn inside the gateway's event loop."""
 
 import asyncio
+from collections.abc import Awaitable, Callable
 from functools import partial
+from socket import socket
 
 from starlette.types import ASGIApp
 
@@ -20,15 +22,15 @@ def api_server(address: str, context: HttpContext) -> "HttpServer":
     """Build the server for clients at ``tcp://HOST:PORT``."""
     access = context.access
     app, options = make_app(context), access.server_options
-    return HttpServer(
-        app, access.http_places, context.uploads, options, address, "gateway.http", RESERVED_FILES
-    )
+    listening = partial(listen, address, "gateway.http", RESERVED_FILES)
+    return HttpServer(app, access.http_places, context.uploads, options, listening)
 
 
 def monitor_server(address: str, context: HttpContext) -> "HttpServer":
     """Build the server for health checks and metrics, which clients cannot block."""
     app, places = make_monitor_app(address, context), WatchersPlaces()
-    return HttpServer(app, places, context.uploads, {}, address, "gateway.monitor", 0)
+    listening = partial(listen, address, "gateway.monitor", reserved=0)
+    return HttpServer(app, places, context.uploads, {}, listening)
 
 
 class HttpServer(BoundedServer):
@@ -42,9 +44,7 @@ class HttpServer(BoundedServer):
         places: Bounds the connections.
         uploads: Memory for large WebSocket messages.
         options: TLS.
-        address: ``tcp://HOST:PORT``.
-        key: The address's key in the configuration.
-        reserved: File descriptors that its connections may not use.
+        listening: Makes its sockets, as :func:`gateway.access.listening.listen`.
     """
 
     def __init__(
@@ -53,11 +53,9 @@ class HttpServer(BoundedServer):
         places: Places,
         uploads: UploadRoom,
         options: TlsOptions,
-        address: str,
-        key: str,
-        reserved: int,
+        listening: Callable[[], Awaitable[list[socket]]],
     ) -> None:
-        self._listen = partial(listen, address, key, reserved)
+        self._listening = listening
         self.serving: asyncio.Task[None] | None = None
         super().__init__(
             app,
@@ -72,7 +70,7 @@ class HttpServer(BoundedServer):
 
     async def start(self) -> None:
         """Listen; errors are those of :func:`gateway.access.listening.listen`."""
-        self.serving = asyncio.create_task(self.serve(await self._listen()))
+        self.serving = asyncio.create_task(self.serve(await self._listening()))
 
     @property
     def answering(self) -> bool:

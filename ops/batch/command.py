@@ -12,11 +12,13 @@ from omnirelay.cli.__main__ import INTERRUPTED
 from omnirelay.cli.output import note
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target, target_of
+from omnirelay.protocol import GenerateRequest
+from omnirelay.tasks import all_of
 from omnirelay.values import API_KEY_VARIABLE
 from ops import checkpoint
-from ops.batch.prompts import read_jobs
+from ops.batch.prompts import BatchJob, read_jobs
 from ops.batch.results import FAILURES, ResultFolder
-from ops.batch.runner import BatchRunner, Tally, concurrency_of
+from ops.batch.runner import Tally, answer_jobs, concurrency_of
 from ops.console import hide
 from ops.launcher import Stack, work_with
 from ops.target import own_target
@@ -48,11 +50,17 @@ class _Batch:
         with ResultFolder(self.out) as results, ProgressLine(lambda: tally.estimate) as progress:
             async with target.client() as client:
                 report = asyncio.create_task(_report(tally, progress.visible))
-                runner = BatchRunner(client, results, self.prompts.parent, self.text_only, tally)
+                jobs = read_jobs(self.prompts)
+                works = (
+                    answer_jobs(client, jobs, self._request, results, tally) for _ in range(self.concurrency)
+                )
                 try:
-                    await runner.run(read_jobs(self.prompts), self.concurrency)
+                    await all_of(works)
                 finally:
                     report.cancel()
+
+    def _request(self, job: BatchJob) -> GenerateRequest:
+        return job.request(self.prompts.parent, self.text_only)
 
 
 def run(arguments: argparse.Namespace) -> int:

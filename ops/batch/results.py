@@ -5,7 +5,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Final, ParamSpec, Self, TypeVar
+from typing import IO, Any, Final, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -19,52 +19,6 @@ FAILURES: Final = "failures.jsonl"
 SPEECH: Final = "speech"
 P = ParamSpec("P")
 R = TypeVar("R")
-
-
-class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One line of ``results.jsonl``.
-
-    Attributes:
-        id: Of the prompt.
-        line_sha256: Of the prompt's line.
-        text: The answer.
-        speech: Its file, relative to the folder; none without speech.
-        audio_seconds: How long it is; 0 without speech.
-        finish_reason: Why the text ended.
-        codec_finish_reason: Why the speech ended.
-        seed: What repeats the answer.
-        prompt_tokens: Of the prompt.
-        text_tokens: Of the answer.
-        wall_s: From sending the request to its end.
-    """
-
-    id: str
-    line_sha256: str
-    text: str
-    speech: str | None
-    audio_seconds: float
-    finish_reason: str
-    codec_finish_reason: str | None
-    seed: int
-    prompt_tokens: int
-    text_tokens: int
-    wall_s: float
-
-
-class Failure(msgspec.Struct, frozen=True):
-    """One line of ``failures.jsonl``.
-
-    Attributes:
-        line: Number of the prompt's line.
-        id: Of the prompt; ``line-N`` if it has none that can be read.
-        code: Of the error.
-        message: What was wrong.
-    """
-
-    line: int
-    id: str
-    code: str
-    message: str
 
 
 class _Done(msgspec.Struct):
@@ -110,7 +64,7 @@ class ResultFolder:
         return (job.id, job.digest) in self._done
 
     def add(self, job: BatchJob, answer: ChatResult) -> None:
-        """Write an answer: its speech first, then its line.
+        """Write an answer: its speech first, then its line, as docs/batch.md describes it.
 
         Raises:
             OutputError: It cannot be written.
@@ -120,7 +74,8 @@ class ResultFolder:
         if done.speaker is not None:
             name = f"{SPEECH}/{job.id}.wav"
             write_wav(self._folder / name, answer.waveform)
-        result = Result(
+        self._append(
+            self._results,
             id=job.id,
             line_sha256=job.digest,
             text=answer.text,
@@ -133,7 +88,6 @@ class ResultFolder:
             text_tokens=len(done.text_token_ids),
             wall_s=done.wall_s,
         )
-        self._append(self._results, result)
 
     def add_failure(self, job: BatchJob, error: OmniRelayError) -> None:
         """Write the reason why a prompt has no answer.
@@ -141,9 +95,9 @@ class ResultFolder:
         Raises:
             OutputError: It cannot be written.
         """
-        self._append(self._failures, Failure(job.number, job.id, error.code, str(error)))
+        self._append(self._failures, line=job.number, id=job.id, code=error.code, message=str(error))
 
-    def _append(self, file: IO[bytes], line: msgspec.Struct) -> None:
+    def _append(self, file: IO[bytes], **line: Any) -> None:
         self._write(file.write, msgspec.json.encode(line) + b"\n")
         self._write(file.flush)
 

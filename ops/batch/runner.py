@@ -3,9 +3,7 @@
 import asyncio
 import logging
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable, Iterator
 from typing import Final
 
 from omnirelay import AsyncClient, GenerateRequest
@@ -17,7 +15,6 @@ from omnirelay.errors import (
     StageUnavailableError,
     StoppingError,
 )
-from omnirelay.tasks import all_of
 from ops.batch.prompts import BatchJob
 from ops.batch.results import ResultFolder
 from shared.config import Config
@@ -65,50 +62,35 @@ class Tally:
         return f"{self.summary}; {tried / elapsed:.1f} a second, about {_duration(left)} left"
 
 
-@dataclass(frozen=True)
-class BatchRunner:
-    """Answers jobs, ``concurrency`` at a time.
+async def answer_jobs(
+    client: AsyncClient,
+    jobs: Iterator[BatchJob],
+    request_of: Callable[[BatchJob], GenerateRequest],
+    results: ResultFolder,
+    tally: Tally,
+) -> None:
+    """Answer jobs that have no result yet, one after the other.
 
-    Attributes:
-        _client: Connected.
-        _results: Where answers and failures go.
-        _folder: What the jobs' relative paths are relative to.
-        _text_only: No speech.
-        _tally: Kept up to date.
+    Raises:
+        OmniRelayError: The gateway is gone or stopping, the results cannot be written, or the input cannot be
+            read: what has a result keeps it.
     """
-
-    _client: AsyncClient
-    _results: ResultFolder
-    _folder: Path
-    _text_only: bool
-    _tally: Tally
-
-    async def run(self, jobs: Iterator[BatchJob], concurrency: int) -> None:
-        """Answer all that have no result yet.
-
-        Raises:
-            OmniRelayError: The gateway is gone or stopping, the results cannot be written, or the input
-                cannot be read: what has a result keeps it.
-        """
-        await all_of(self._work(jobs) for _ in range(concurrency))
-
-    async def _work(self, jobs: Iterator[BatchJob]) -> None:
-        for job in jobs:
-            if self._results.has(job):
-                self._tally.resumed += 1
-                continue
-            try:
-                answer = await patient_answer(self._client, job.request(self._folder, self._text_only))
-            except (StoppingError, CancelledRequestError):
-                # Not asked for: the gateway ends, so the prompts that are left would fail too.
-                raise
-            except RequestError as error:
-                log.debug("%s failed: %s", job.id, error.for_log)
-                self._results.add_failure(job, error)
-                self._tally.failed += 1
-            else:
-                self._results.add(job, answer)
-                self._tally.answered += 1
+    for job in jobs:
+        if results.has(job):
+            tally.resumed += 1
+            continue
+        try:
+            answer = await patient_answer(client, request_of(job))
+        except (StoppingError, CancelledRequestError):
+            # Not asked for: the gateway ends, so the prompts that are left would fail too.
+            raise
+        except RequestError as error:
+            log.debug("%s failed: %s", job.id, error.for_log)
+            results.add_failure(job, error)
+            tally.failed += 1
+        else:
+            results.add(job, answer)
+            tally.answered += 1
 
 
 async def patient_answer(client: AsyncClient, request: GenerateRequest) -> ChatResult:

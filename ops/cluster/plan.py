@@ -9,6 +9,7 @@ import yaml
 from pydantic import ValidationError
 
 from omnirelay.errors import ConfigError
+from omnirelay.protocol import tcp_address
 from ops.replicas import variables
 from shared.config import (
     ENV_PREFIX,
@@ -138,11 +139,7 @@ def number_of(actor: str) -> int:
 
 def at_host(address: str, host: str, port: int | None = None) -> str:
     """An address with a node's host in place of its own, and another port if one is given."""
-    return f"tcp://{_bracketed(host)}:{port or address.rpartition(':')[2]}"
-
-
-def _bracketed(host: str) -> str:
-    return f"[{host}]" if ":" in host else host
+    return tcp_address(host, port or address.rpartition(":")[2])
 
 
 def gateway_addresses(config: Config, number: int, host: str) -> GatewayAddresses:
@@ -187,7 +184,7 @@ def stage_addresses(config: Config, stage: StageName, host: str, http_port: int)
     if http is not None:
         # Prometheus on another machine may read it only where the configuration says so.
         http = at_host(http, "127.0.0.1" if is_local(http) else host, http_port)
-    return variables(f"stages.{stage}", {"inbox": f"tcp://{_bracketed(host)}:*", "http": http})
+    return variables(f"stages.{stage}", {"inbox": tcp_address(host, "*"), "http": http})
 
 
 def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:

@@ -13,10 +13,13 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
+from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.fields import convert
 from gateway.http.openai import messages, responses
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
+from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
+from gateway.http.realtime.items import Item, read_item, sound_item
 from gateway.http.realtime.protocol import BoundedWebSocket
 from gateway.input.prompt import PromptBuilder
 from gateway.tcp import incoming
@@ -24,7 +27,7 @@ from gateway.validation import Validator
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
-from shared.config import Config
+from shared.config import Config, MediaConfig
 from shared.http.protocol import READ_BYTES, BoundedProtocol
 from tests.gateway.bench import bench
 from tests.gateway.http_bench import http_bench, http_gateway
@@ -215,3 +218,24 @@ def test_a_text_that_is_too_long_by_far_is_not_tokenized_to_its_end(
         with pytest.raises(PromptTooLongError, match="or more"):
             validator.prompt(request)
     assert sum(map(len, texts)) == 2 * 2000
+
+
+def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 items of 64 parts that gave way to a recording stopped the gateway for 8 s."""
+    held = MemoryBudget(2**30, lambda: 1).of("a")
+    conversation, weighed = RealtimeConversation(MediaConfig(max_request_bytes=2**20), held), 0
+    for _ in range(MAX_ITEMS - 1):
+        conversation.add(read_item({"role": "user", "content": [{"type": "input_text", "text": "x"}]}, ""))
+    conversation.add(sound_item(bytearray(2**20 - 100), "last"))
+    weight = Item.weight.fget  # type: ignore[attr-defined]
+
+    def weigh(item: Item) -> int:
+        nonlocal weighed
+        weighed += 1
+        size: int = weight(item)
+        return size
+
+    monkeypatch.setattr(Item, "weight", property(weigh))
+    deleted = conversation.make_room()
+    assert 300 < len(deleted) < MAX_ITEMS
+    assert weighed == MAX_ITEMS

@@ -35,6 +35,16 @@ def parsed(text: str, size: int = 1, **how: Any) -> list[str | Call]:
     return joined
 
 
+def test_calls_are_found_wherever_an_answer_is_cut() -> None:
+    text = f"See: {WEATHER} and {WEATHER}"
+    for first in range(len(text)):
+        for second in range(first, min(first + 90, len(text))):
+            parser = CallParser(frozenset({"weather"}))
+            found = [*parser.push(text[:first]), *parser.push(text[first:second])]
+            found += parser.push(text[second:], last=True)
+            assert [each for each in found if isinstance(each, Call)] == [ULM, ULM]
+
+
 @pytest.mark.parametrize(
     ("text", "found"),
     [

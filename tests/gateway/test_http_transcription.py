@@ -125,7 +125,7 @@ def test_what_the_thinker_is_asked() -> None:
         ChatMessage("user", [AudioPart(data=memoryview(b"sound")), TextPart(TRANSCRIPTION_PROMPT)]),
     ]
     assert (request.speech, request.seed, request.text_sampling.temperature) == (False, 3, 0.5)
-    assert (options.model, options.format, options.events, options.duration) == ("m", "json", False, None)
+    assert (options.fields.response_format, options.events, options.duration) == ("json", False, None)
 
 
 @pytest.mark.parametrize(

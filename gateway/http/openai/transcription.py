@@ -74,19 +74,14 @@ class TranscriptionOptions(AnswerOptions):
     """How a client wants its transcript.
 
     Attributes:
-        language: As the client gave it.
+        fields: As the client gave them.
         duration: Seconds of the recording, if it is a WAV file.
         translated: Into English.
-        chunks: Stream it as vLLM does, in chunks of a chat.
-        usage: These end with the numbers of tokens.
     """
 
-    format: str
-    language: str | None
+    fields: TranscriptionFields
     duration: float | None
     translated: bool = False
-    chunks: bool = False
-    usage: bool = False
 
 
 def read_transcription(
@@ -123,18 +118,8 @@ def read_transcription(
         ),
         seed=fields.seed,
     )
-    options = TranscriptionOptions(
-        fields.model,
-        fields.stream,
-        fields.response_format,
-        fields.language,
-        _seconds(data),
-        prompt == TRANSLATION_PROMPT,
-        # Only vLLM's clients know these.
-        fields.stream_include_usage is not None,
-        bool(fields.stream_include_usage),
-    )
-    return options, request
+    translated = prompt == TRANSLATION_PROMPT
+    return TranscriptionOptions(fields.model, fields.stream, fields, _seconds(data), translated), request
 
 
 class TranscriptionApi:
@@ -161,10 +146,12 @@ class TranscriptionApi:
         )
         options, answer = await begin(context, request, read, NAMES)
         if options.events:
-            events = _chunks(answer, options, context.model) if options.chunks else _events(answer)
+            # Only vLLM's clients, which read chunks of a chat, say whether these end with a usage.
+            usage = options.fields.stream_include_usage
+            events = _events(answer) if usage is None else _chunks(answer, usage, context.model)
             return EventStream(events, [answer], context.told)
         done = await answer.end(request.receive)
-        if options.format == "text":
+        if options.fields.response_format == "text":
             return PlainTextResponse(done.text + "\n", headers=answer.headers)
         return json_response(_transcript(options, done), headers=answer.headers)
 
@@ -177,24 +164,22 @@ async def _events(answer: HttpAnswer) -> AsyncGenerator[dict[str, Any], None]:
             yield {"type": "transcript.text.done", "text": event.text, "usage": usage_of_transcript(event)}
 
 
-async def _chunks(
-    answer: HttpAnswer, options: TranscriptionOptions, model: str
-) -> AsyncGenerator[dict[str, Any], None]:
+async def _chunks(answer: HttpAnswer, usage: bool, model: str) -> AsyncGenerator[dict[str, Any], None]:
     head = {"id": f"trsc-{answer.request_id}", "object": "transcription.chunk", "model": model}
     async for event in answer:
         reason = finish_reason(event) if isinstance(event, DoneEvent) else None
         if (isinstance(event, TextEvent) and event.text) or reason:
             delta = {"content": event.text} if isinstance(event, TextEvent) else {}
             yield {**head, "choices": [{"index": 0, "delta": delta, "finish_reason": reason}]}
-        if isinstance(event, DoneEvent) and options.usage:
+        if isinstance(event, DoneEvent) and usage:
             yield {**head, "choices": [], "usage": usage_of(event, "prompt", "completion", "tokens_details")}
 
 
 def _transcript(options: TranscriptionOptions, done: DoneEvent) -> dict[str, Any]:
-    if options.format == "json":
+    if options.fields.response_format == "json":
         return {"text": done.text, "usage": usage_of_transcript(done)}
     seconds = options.duration
-    about = {"task": "transcribe", "language": options.language}
+    about = {"task": "transcribe", "language": options.fields.language}
     if options.translated:
         about = {"task": "translate", "language": "english"}
     return {

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
@@ -53,43 +54,41 @@ IDLE_UNIT_S: Final = 0.001
 """Of ``idle_timeout_ms``; shorter in tests."""
 
 
+@dataclass(eq=False)
 class Session:
-    """One client's session.  Must be closed."""
+    """One client's session.  Must be closed.
 
-    def __init__(
-        self,
-        context: HttpContext,
-        account: ClientAccount,
-        transport: Transport,
-        client: str,
-        voices: VoicePool,
-        settings: Settings,
-    ) -> None:
-        self.id: Final = new_session_id()
-        self.too_slow: Final = asyncio.Event()
-        """Set when the connection must be closed because the client reads too slowly."""
-        self._context = context
-        self._transport = transport
-        self._send = transport.send
-        self._account = account
-        self._settings = settings
-        media, held = _media_of(account, context.config.media), context.gateway.held.of(account.share)
+    Attributes:
+        too_slow: Set when the connection must be closed because the client reads too slowly.
+        _changing: Events of the client, and the time without any, change the session one after the other.
+    """
+
+    _context: HttpContext
+    _account: ClientAccount
+    _transport: Transport
+    _client: str
+    _voices: VoicePool
+    _settings: Settings
+    id: str = field(default_factory=new_session_id)
+    too_slow: asyncio.Event = field(default_factory=asyncio.Event)
+    _playback: Playback = field(default_factory=Playback)
+    _listener: TurnListener | None = None
+    _idle: IdleTimer = field(default_factory=IdleTimer)
+    _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    def __post_init__(self) -> None:
+        gateway, account = self._context.gateway, self._account
+        media, held = _media_of(account, self._context.config.media), gateway.held.of(account.share)
+        self._send = self._transport.send
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
-        self._playback = Playback()
-        self._early = EarlyPrompt(context.gateway, account, client)
-        self._count = context.gateway.metrics.turn
+        self._early = EarlyPrompt(gateway, account, self._client)
+        self._count = gateway.metrics.turn
         self._responses = Responses(self._count, self._answered)
         self._transcriber = Transcriber(
-            context.gateway, account, transport.send, self._conversation, self._early, self._responses.ended
+            gateway, account, self._send, self._conversation, self._early, self._responses.ended
         )
-        self._client = client
-        self._voices = voices
-        self._listener: TurnListener | None = None
-        self._idle = IdleTimer()
         self._set_listener()
-        # Events of the client, and the time without any, change the session one after the other.
-        self._changing = asyncio.Lock()
 
     @property
     def _answers(self) -> bool:

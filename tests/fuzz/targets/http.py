@@ -10,8 +10,7 @@ from unittest import mock
 
 import msgspec
 
-from gateway.http.app import make_app
-from gateway.http.server import HttpServer
+from gateway.http.server import HttpServer, api_server
 from tests.fuzz.intake import INTERNAL, Intake, context
 from tests.fuzz.streams import Transport, at_once, cut, settle
 
@@ -73,9 +72,7 @@ async def _serve(pieces: list[bytes]) -> bytes:
 @cache
 def _server() -> tuple[HttpServer, Intake]:
     api, intake = context()
-    return HttpServer(
-        make_app(api), api.access.http_places, api.uploads, {}, "tcp://127.0.0.1:0", "gateway.http", 0
-    ), intake
+    return api_server("tcp://127.0.0.1:0", api), intake
 
 
 def seeds() -> Iterator[bytes]:
