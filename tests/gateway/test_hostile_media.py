@@ -46,7 +46,6 @@ WRONG = {
     "too many messages": msgspec.msgpack.encode(
         {"messages": [{"role": "user", "content": "x"}] * (MAX_MESSAGES + 1)}
     ),
-    "too many ids": msgspec.msgpack.encode({"prompt_token_ids": [1] * (2**20 + 1)}),
     "a url that is not UTF-8": in_message([{"type": "audio", "url": "data:,x"}]).replace(
         b"data:,x", b"data:,\xff"
     ),
