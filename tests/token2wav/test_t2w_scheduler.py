@@ -466,7 +466,7 @@ def test_a_step_asks_once_whether_audio_is_finite(oracle, idle, pooler, monkeypa
 
     monkeypatch.setattr(pooler, "_outputs_of", profiled)
     for seed in range(5):
-        idle.submit_chunk(f"seed-{seed}", oracle.chunk(6, seed=seed, time_points=3))
+        idle.submit_chunk(f"seed-{seed}", oracle.chunk(6, seed=seed))
     assert len(collect(idle)) == 5
     assert made[-1] == 5
 
