@@ -254,10 +254,10 @@ async def test_silence_after_an_answer_is_answered_a_few_times(configure: Config
 async def test_a_flood_of_audio_waits_in_its_own_connection(configure: Configure) -> None:
     """A session that sends more than it may listen to gets no more of the thread; others go on."""
 
-    with mock.patch.object(listener, "BURST_S", 2.0), mock.patch.object(listener, "SPEED", 0.01):
+    with mock.patch.object(listener, "BURST_S", 2.0), mock.patch.object(listener, "SPEED", 0.1):
         config = configure(http_gateway())
         async with http_bench(config) as b, listening(b) as flood, listening(b) as c:
-            await say(flood, bytes(2 * RATE * 6))
+            await say(flood, bytes(2 * RATE * 60))
             await say(c, said(SENTENCES[3], 0.3)[RATE:])
             await take(c, "input_audio_buffer.speech_started")
 
