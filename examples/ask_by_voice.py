@@ -19,7 +19,7 @@ with Client(arguments.address) as client:
     result = client.chat(
         conversation,
         voice=arguments.voice,
-        text_sampling=SamplingOverrides(max_tokens=arguments.max_tokens),
+        max_tokens=arguments.max_tokens,
         codec_sampling=SamplingOverrides(max_tokens=int(50 * arguments.max_seconds)),
     ).result()
 print(result.text)

@@ -8,7 +8,7 @@ import asyncio
 import json
 from pathlib import Path
 
-from omnirelay import AsyncClient, SamplingOverrides
+from omnirelay import AsyncClient
 from omnirelay.errors import RequestError
 
 parser = argparse.ArgumentParser(description=__doc__)
@@ -20,14 +20,13 @@ parser.add_argument("--max-tokens", type=int, default=256)
 
 async def main(arguments: argparse.Namespace) -> None:
     """Answer every line."""
-    limit = SamplingOverrides(max_tokens=arguments.max_tokens)
-    slots = asyncio.Semaphore(arguments.concurrency)
+    most, slots = arguments.max_tokens, asyncio.Semaphore(arguments.concurrency)
     async with AsyncClient(arguments.address) as client:
 
         async def answer(number: int, prompt: str) -> None:
             async with slots:
                 try:
-                    result = await client.chat(prompt, speech=False, text_sampling=limit).result()
+                    result = await client.chat(prompt, speech=False, max_tokens=most).result()
                     print(json.dumps({"line": number, "text": result.text}), flush=True)
                 except RequestError as error:
                     print(

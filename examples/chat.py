@@ -5,7 +5,7 @@ import argparse
 from omnirelay import Client, SamplingOverrides
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("question", nargs="?", default="Hello! Who are you?")
+parser.add_argument("question", nargs="?", default="What is twenty plus sixteen?")
 parser.add_argument("--address", default="tcp://127.0.0.1:5555")
 parser.add_argument("--out", default="answer.wav")
 parser.add_argument("--max-tokens", type=int, default=256, help="of text")
@@ -15,7 +15,7 @@ arguments = parser.parse_args()
 with Client(arguments.address) as client:
     result = client.chat(
         arguments.question,
-        text_sampling=SamplingOverrides(max_tokens=arguments.max_tokens),
+        max_tokens=arguments.max_tokens,
         codec_sampling=SamplingOverrides(max_tokens=int(50 * arguments.max_seconds)),
     ).result()
 print(result.text)

@@ -10,7 +10,7 @@ import wave
 from openai import OpenAI
 
 parser = argparse.ArgumentParser(description=__doc__)
-parser.add_argument("question", nargs="?", default="Hello! Who are you?")
+parser.add_argument("question", nargs="?", default="What is twenty plus sixteen?")
 parser.add_argument("--url", default="http://127.0.0.1:8000/v1")
 parser.add_argument("--api-key", default="none", help="where the server asks for keys")
 parser.add_argument("--voice", default="Chelsie")

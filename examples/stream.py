@@ -13,7 +13,7 @@ from pathlib import Path
 from omnirelay import AsyncClient, AudioEvent, SamplingOverrides, TextEvent
 
 parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-parser.add_argument("question", nargs="?", default="Tell me a short story.")
+parser.add_argument("question", nargs="?", default="What is twenty plus sixteen?")
 parser.add_argument("--address", default="tcp://127.0.0.1:5555")
 parser.add_argument("--play", metavar="COMMAND", help="reads float32 samples, 24 kHz, mono, from its input")
 parser.add_argument("--out", type=Path, metavar="FILE", help="gets the same samples")
@@ -33,7 +33,7 @@ async def main(arguments: argparse.Namespace) -> None:
             stack.push_async_callback(player.wait)
         answer = client.chat(
             arguments.question,
-            text_sampling=SamplingOverrides(max_tokens=arguments.max_tokens),
+            max_tokens=arguments.max_tokens,
             codec_sampling=SamplingOverrides(max_tokens=int(50 * arguments.max_seconds)),
         )
         async for event in answer:

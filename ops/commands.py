@@ -19,6 +19,7 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     _add_batch(commands)
     _add_demo(commands)
     _add_doctor(commands)
+    _add_config(commands)
     _add_keys(commands)
     _add_api_key(commands)
 
@@ -111,6 +112,16 @@ def _add_doctor(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     parser.set_defaults(run=loaded("ops.doctor"))
+
+
+def _add_config(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("config", help="show the configuration that applies, or begin one")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    show = actions.add_parser("show", help="print every value, and whether file or environment sets it")
+    show.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    show.set_defaults(run=loaded("ops.config", "show"))
+    init = actions.add_parser("init", help="print a configuration with every key and its default")
+    init.set_defaults(run=loaded("ops.config", "init"))
 
 
 def _add_keys(commands: "Commands[argparse.ArgumentParser]") -> None:

@@ -34,7 +34,7 @@ def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path
         there = directory.exists()
     if there or not is_hub_id(config.model):
         return _checked(directory, "OMNI_MODEL is neither a checkpoint's directory nor a hub id")
-    return _download(config.model, patterns)
+    return _download(config.model, config.revision, patterns)
 
 
 def find_model(config: Config) -> Path | None:
@@ -52,7 +52,7 @@ def find_model(config: Config) -> Path | None:
     from huggingface_hub import snapshot_download  # noqa: PLC0415 - see below
 
     try:
-        return Path(snapshot_download(config.model, local_files_only=True))
+        return Path(snapshot_download(config.model, revision=config.revision, local_files_only=True))
     except (OSError, ValueError) as error:
         log.debug("no copy of %s: %s", config.model, error)
         return None
@@ -138,13 +138,14 @@ def _reachable(directory: Path) -> Iterator[None]:
         raise _closed(directory.parent, directory.name) from error
 
 
-def _download(hub_id: str, patterns: Sequence[str] | None) -> Path:
+def _download(hub_id: str, revision: str | None, patterns: Sequence[str] | None) -> Path:
     # Imported here because it takes longer than the gateway's other imports together.
     from huggingface_hub import snapshot_download  # noqa: PLC0415
     from huggingface_hub.errors import HfHubHTTPError, HFValidationError  # noqa: PLC0415
 
     try:
-        path = snapshot_download(hub_id, allow_patterns=list(patterns) if patterns else None)
+        wanted = list(patterns) if patterns else None
+        path = snapshot_download(hub_id, revision=revision, allow_patterns=wanted)
     except (HfHubHTTPError, HFValidationError, OSError) as error:
         raise CheckpointError(f"cannot download {hub_id} from the Hugging Face hub: {error}") from error
     return _checked(Path(path), "the hub's repository is not a checkpoint")

@@ -36,6 +36,7 @@ class Config(Section):
     """The whole stack; docs/configuration.md describes every key."""
 
     model: str | None = None
+    revision: Annotated[str | None, BeforeValidator(empty_is_none)] = None
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     log_format: LogFormat = "text"
     text_only: bool = False

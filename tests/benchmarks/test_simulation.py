@@ -29,7 +29,7 @@ from benchmarks.simulation import (
 )
 from omnirelay.errors import OmniRelayError
 from shared.messages import STAGES
-from tests.gateway.conftest import ROOT
+from tests.support.children import ROOT
 
 RESULTS = ROOT / "benchmarks" / "results"
 SHORT = answer_of(2.4)

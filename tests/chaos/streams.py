@@ -3,6 +3,7 @@
 import itertools
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -188,3 +189,11 @@ class Stream(threading.Thread):
         if self.is_alive():
             raise TimeoutError(f"request {self.request_id} (number {self.number}) has not ended in time")
         return self.heard
+
+
+def heard_of(streams: Sequence[Stream], within_s: float = 240.0) -> list[Heard]:
+    """What all of them heard, none of which may have failed."""
+    until = time.monotonic() + within_s
+    heard = [stream.result(until) for stream in streams]
+    assert [each.error for each in heard] == [None] * len(heard)
+    return heard

@@ -22,12 +22,9 @@ CELLS = [
     Cell("thinker", "poison", "talking"),
     Cell("talker", "segfault", "thinking"),
     Cell("token2wav", "poison", "synthesizing"),
-    Cell("gateway", "stop", "queued"),
-    Cell("gateway", "kill", "thinking"),
     Cell("gateway", "cut", "synthesizing"),
-    Cell("gateway", "freeze", "talking"),
 ]
-"""Each fault, each process, each state; SIGTERM of a stage is in ``tests/stack``."""
+"""Each fault, each process, each state; more of gateways, and SIGTERM, is in ``tests/stack``."""
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""Two gateways with the same stages: a cell of the matrix, on a stack of its own; see ``make chaos``."""
+"""Two gateways with the same stages; the loss of one is in ``tests/stack/test_gateways.py``."""
 
 import random
 from collections.abc import Iterator
@@ -18,15 +18,6 @@ SEED = 6
 def shared(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Campaign]:
     with RestartingStack(tiny_checkpoint, tmp_path_factory.mktemp("gateways"), gateways=2) as stack:
         yield Campaign(stack, random.Random(SEED))
-
-
-def test_with_two_gateways_the_loss_of_one_ends_no_answer_and_disturbs_none_of_the_other(
-    shared: Campaign,
-) -> None:
-    """Every other stream is the other one's; more in ``tests/stack/test_gateways.py``."""
-    outcome = shared.run(Cell("gateway", "kill", "talking"))
-    print(outcome)
-    assert outcome.faults == []
 
 
 @pytest.mark.parametrize(

@@ -13,10 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from tests.support.children import Child
+from tests.support.children import ROOT, Child
 from tests.support.stack import inherited
 
-ROOT = Path(__file__).resolve().parents[2]
 PROGRAMS = Path(__file__).with_name("programs")
 EXAMPLES = ROOT / "examples" / "voice"
 ENVIRONMENTS = ROOT / ".venv-clients"

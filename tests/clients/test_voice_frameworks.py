@@ -11,11 +11,11 @@ from tests.clients.running import (
     HEARD,
     LONGEST_S,
     QUIET,
-    ROOT,
     SHORTEST_S,
     TRANSCRIPT,
     Programs,
 )
+from tests.support.children import ROOT
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
 

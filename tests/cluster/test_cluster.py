@@ -9,7 +9,7 @@ import pytest
 
 from omnirelay import Client
 from tests.chaos.load import Load
-from tests.chaos.streams import Heard, Stream
+from tests.chaos.streams import Heard, Stream, heard_of
 from tests.cluster.nodes import CPUS, RayNodes
 from tests.cluster.stack import STREAMS, ClusterStack, differences, folder_of
 from tests.support.processes import wait_until
@@ -24,10 +24,7 @@ FENCED_S = 60.0
 def undisturbed(stack: ClusterStack) -> list[Heard]:
     """What clients hear when nothing happens."""
     with Client(stack.address) as client:
-        until = time.monotonic() + ANSWERS_S
-        heard = [stream.result(until) for stream in stack.ask(client)]
-    assert [each.error for each in heard] == [None] * STREAMS
-    return heard
+        return heard_of(stack.ask(client))
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from omnirelay import Client
-from tests.chaos.streams import Heard, Stream
+from tests.chaos.streams import Heard, Stream, heard_of
 from tests.cluster.conftest import RESUME_WAIT_S
 from tests.cluster.nodes import SLOT, RayNodes
 from tests.cluster.stack import STREAMS, ClusterStack, Process, differences
@@ -53,10 +53,7 @@ def clients(stack: ClusterStack) -> Iterator[list[Client]]:
 @pytest.fixture(scope="module")
 def undisturbed(stack: ClusterStack) -> list[Heard]:
     with Client(stack.address) as client:
-        until = time.monotonic() + ANSWERS_S
-        heard = [stream.result(until) for stream in stack.ask(client)]
-    assert [each.error for each in heard] == [None] * STREAMS
-    return heard
+        return heard_of(stack.ask(client))
 
 
 def ask(clients: list[Client]) -> list[Stream]:

@@ -9,7 +9,8 @@ import time
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 STAGES = ("thinker", "talker", "token2wav")
 SERVING = (*STAGES, "gateway")
 POLL_S = 0.5

@@ -25,7 +25,8 @@ from omnirelay import Client, SamplingOverrides
 from omnirelay.errors import UnauthenticatedError
 from omnirelay.events import AudioEvent, DoneEvent
 from shared.config import DEFAULT_CHECKPOINT
-from tests.compose.project import ROOT, SERVING, STAGES, Project, docker, say
+from tests.compose.project import SERVING, STAGES, Project, docker, say
+from tests.support.children import ROOT
 from tests.support.stack import free_addresses
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]

@@ -1,7 +1,7 @@
 """A gateway with real sockets on free ports, and stages imitated at theirs."""
 
 import asyncio
-from collections.abc import AsyncIterator, Coroutine, Iterable
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +17,9 @@ from tests.gateway.fake_stages import FakeStages, until
 from tests.support.ports import free_ports
 
 SCENARIO_S = 90.0
+
+Configure = Callable[..., Config]
+"""The fixture ``configure``: makes the configuration of a gateway on free ports."""
 
 
 class KeepingClient(AsyncClient):

@@ -1,21 +1,39 @@
 """Fixtures of the gateway's tests."""
 
-from collections.abc import Callable
+import asyncio
+from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from omnirelay import AsyncClient
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import make_config
+from tests.gateway.bench import Bench, Configure, bench, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.guarded import KEY, OTHER, keys_file
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = ["GATEWAY__LISTEN", "GATEWAY__EVENTS", "GATEWAY__CONTROL", "GATEWAY__HTTP", "GATEWAY__MONITOR"]
 KEYS += [f"STAGES__{stage.upper()}__{key}" for stage in STAGES for key in ("INBOX", "HTTP")]
+
+
+class _Hurried:
+    """``asyncio`` for uvicorn, which waits a tenth of a second at its end, and up to another before it."""
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(asyncio, name)
+
+    async def sleep(self, seconds: float) -> None:
+        await asyncio.sleep(seconds / 10)
+
+
+@pytest.fixture(autouse=True)
+def _hurried_servers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("uvicorn.server.asyncio", _Hurried())
 
 
 @pytest.fixture(scope="session")
@@ -24,13 +42,34 @@ def checkpoint_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def configure(checkpoint_dir: Path) -> Callable[..., Config]:
+def configure(checkpoint_dir: Path) -> Configure:
     def configured(
         gateway: dict[str, Any] | None = None, media: dict[str, Any] | None = None, **others: Any
     ) -> Config:
         return make_config(checkpoint_dir, gateway, media, **others)
 
     return configured
+
+
+@pytest.fixture
+async def tcp(configure: Configure) -> AsyncIterator[Bench]:
+    """A gateway of the default configuration that serves TCP, with stages that are ready."""
+    async with bench(configure()) as b:
+        yield b
+
+
+@pytest.fixture
+async def client(tcp: Bench) -> AsyncIterator[AsyncClient]:
+    """A client of that gateway."""
+    async with tcp.client() as connected:
+        yield connected
+
+
+@pytest.fixture
+async def web(configure: Configure) -> AsyncIterator[HttpBench]:
+    """A gateway that serves HTTP as well."""
+    async with http_bench(configure(http_gateway())) as b:
+        yield b
 
 
 @pytest.fixture

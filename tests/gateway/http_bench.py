@@ -2,6 +2,7 @@
 
 import asyncio
 import base64
+import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from tests.support.ports import free_ports
 MODEL = "checkpoint"
 HI: list[Any] = [{"role": "user", "content": "Hi"}]
 Samples = NDArray[np.float32]
+NOBODY = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+"""Whom clients believe that speak no TLS: authorities take long to read."""
 
 
 def http_gateway(**changes: Any) -> dict[str, Any]:
@@ -58,9 +61,13 @@ async def http_bench(config: Config, **how: Any) -> AsyncIterator[HttpBench]:
     async with bench(config, **how) as b:
         url = (config.gateway.http or "").replace("tcp:", "http:")
         client = openai.AsyncOpenAI(
-            base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+            base_url=f"{url}/v1",
+            api_key="none",
+            max_retries=0,
+            http_client=openai.DefaultAsyncHttpxClient(verify=NOBODY),
+            _strict_response_validation=True,
         )
-        async with client, httpx.AsyncClient(base_url=url, timeout=10) as http:
+        async with client, httpx.AsyncClient(base_url=url, timeout=10, verify=NOBODY) as http:
             yield HttpBench(b.config, b.process, b.stages, client, http)
 
 

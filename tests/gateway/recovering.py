@@ -1,18 +1,14 @@
 """Gateways that begin requests anew, and requests that are half answered when something happens."""
 
-from collections.abc import Callable, Coroutine
 from typing import Any
 
 from omnirelay import AsyncClient
 from omnirelay.client.answer import AsyncAnswer
 from shared.config import Config
 from shared.messages import StageName, ThinkRequest
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.scripted import CHUNKS, CODES, Script
-
-Configure = Callable[..., Config]
-Scenario = Callable[[Bench, AsyncClient], Coroutine[Any, Any, None]]
 
 SOON_S = 0.8
 """When silence counts, in tests that wait for it; in the others a slow machine must not look like it."""
@@ -21,16 +17,6 @@ SOON_S = 0.8
 def recovering(configure: Configure, limits: dict[str, Any] | None = None, **gateway: Any) -> Config:
     values = {"heartbeat_timeout_s": 10.0, "resume_attempts": 3, "resume_wait_s": 10.0}
     return configure(values | gateway, **(limits or {}))
-
-
-def recover(config: Config, scenario: Scenario) -> None:
-    """Run a scenario with a gateway and a client of it."""
-
-    async def connected() -> None:
-        async with bench(config) as b, b.client() as client:
-            await scenario(b, client)
-
-    run(connected())
 
 
 def is_lost(b: Bench, stage: StageName) -> bool:

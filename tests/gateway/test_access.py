@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import httpx
@@ -30,7 +29,7 @@ from omnirelay.errors import (
 )
 from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Refusal, Reply, Welcome, parse_tcp
 from shared.config import Config
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import Configure, bench, run
 from tests.gateway.fake_stages import until
 from tests.gateway.guarded import BEARER, CHAT, KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
@@ -39,245 +38,212 @@ from tests.gateway.raw_client import RawClient, submit
 from tests.support.children import Child
 from tests.support.ports import free_ports
 
-Configure = Callable[..., Config]
+
+async def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configure, keys: str) -> None:
+    async with bench(configure({"api_keys": keys})) as b, serving(b):
+        async with AsyncClient(b.listen, KEY) as client:
+            assert (await client.chat("Hi", speech=False).result()).text == "Hello"
+        async with AsyncClient(b.listen) as nobody:
+            assert (await nobody.status()).ready
+            with pytest.raises(UnauthenticatedError, match="missing or invalid API key"):
+                await nobody.chat("Hi", speech=False).result()
+            # Nothing large is read of somebody unknown, in pieces or in one.
+            with pytest.raises(UnauthenticatedError, match="missing or invalid API key"):
+                await nobody.chat("x" * 2 * PIECE_BYTES, speech=False).result()
+        raw = await RawClient.connect(b)
+        raw.writer.write((2 * PIECE_BYTES).to_bytes(4, "big"))
+        refused = await raw.hear()
+        assert isinstance(refused, Refusal)
+        assert refused.code == "unauthenticated"
+        assert b.process._server._uploads.used == 0
+        await raw.close()
+        with pytest.raises(UnauthenticatedError):
+            await AsyncClient(b.listen, KEY + "x").connect()
+        assert len(b.stages.requests) == 1
+        outcomes = b.process.gateway.metrics.registry
+        assert outcomes.get_sample_value("omnirelay_requests_total", {"outcome": "failed"}) == 0
+        assert outcomes.get_sample_value("omnirelay_requests_total", {"outcome": "refused"}) == 1
+        assert b.process.status().refused["unauthenticated"] == 2
 
 
-def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        async with bench(configure({"api_keys": keys})) as b, serving(b):
-            async with AsyncClient(b.listen, KEY) as client:
-                assert (await client.chat("Hi", speech=False).result()).text == "Hello"
-            async with AsyncClient(b.listen) as nobody:
-                assert (await nobody.status()).ready
-                with pytest.raises(UnauthenticatedError, match="missing or invalid API key"):
-                    await nobody.chat("Hi", speech=False).result()
-                # Nothing large is read of somebody unknown, in pieces or in one.
-                with pytest.raises(UnauthenticatedError, match="missing or invalid API key"):
-                    await nobody.chat("x" * 2 * PIECE_BYTES, speech=False).result()
-            raw = await RawClient.connect(b)
-            raw.writer.write((2 * PIECE_BYTES).to_bytes(4, "big"))
-            refused = await raw.hear()
-            assert isinstance(refused, Refusal)
-            assert refused.code == "unauthenticated"
-            assert b.process._server._uploads.used == 0
-            await raw.close()
-            with pytest.raises(UnauthenticatedError):
-                await AsyncClient(b.listen, KEY + "x").connect()
-            assert len(b.stages.requests) == 1
-            outcomes = b.process.gateway.metrics.registry
-            assert outcomes.get_sample_value("omnirelay_requests_total", {"outcome": "failed"}) == 0
-            assert outcomes.get_sample_value("omnirelay_requests_total", {"outcome": "refused"}) == 1
-            assert b.process.status().refused["unauthenticated"] == 2
-
-    run(scenario())
-
-
-def test_who_says_nothing_of_himself_may_not_stay(
+async def test_who_says_nothing_of_himself_may_not_stay(
     configure: Configure, keys: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.2)
 
-    async def scenario() -> None:
-        async with bench(configure({"api_keys": keys})) as b:
-            raw = await RawClient.connect(b)
-            known = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
-            known.say(Hello(PROTOCOL_VERSION, key=KEY))
-            assert isinstance(await known.hear(), Welcome)
-            assert isinstance(await raw.hear(), Refusal)
-            assert await raw.closed()
-            known.say(submit(1, HI_TCP))
-            assert isinstance(await known.hear(), Reply)
-            for each in (raw, known):
-                await each.close()
-
-    run(scenario())
+    async with bench(configure({"api_keys": keys})) as b:
+        raw = await RawClient.connect(b)
+        known = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
+        known.say(Hello(PROTOCOL_VERSION, key=KEY))
+        assert isinstance(await known.hear(), Welcome)
+        assert isinstance(await raw.hear(), Refusal)
+        assert await raw.closed()
+        known.say(submit(1, HI_TCP))
+        assert isinstance(await known.hear(), Reply)
+        for each in (raw, known):
+            await each.close()
 
 
-def test_no_more_connections_are_taken_than_there_may_be(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_connections=2)) as b, b.client(), b.client() as second:
-            with pytest.raises(GatewayUnreachableError):
-                await b.client().connect()
-            assert (await second.status()).ready
-
-    run(scenario())
+async def test_no_more_connections_are_taken_than_there_may_be(configure: Configure) -> None:
+    async with bench(configure(max_connections=2)) as b, b.client(), b.client() as second:
+        with pytest.raises(GatewayUnreachableError):
+            await b.client().connect()
+        assert (await second.status()).ready
 
 
-def test_over_http_what_is_not_open_needs_a_known_key(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(api_keys=keys))) as b, serving(b):
-            for path in ("/", "/page/app.js", "/livez", "/readyz", "/health", "/version"):
-                assert (await b.http.get(path)).status_code == 200
-            answers = set()
-            for headers in (
-                {},
-                {"Authorization": "Bearer nobody"},
-                {"Authorization": f"Basic {KEY}"},
-                {"Authorization": KEY},
-                [("Authorization", f"Bearer {KEY}"), ("Authorization", f"Bearer {OTHER}")],
-            ):
-                for path in ("/v1/models", "/metrics", "/v1/requests/x", "/nowhere", "/page"):
-                    answer = await b.http.get(path, headers=headers)
-                    answers.add((answer.status_code, answer.text, answer.headers["www-authenticate"]))
-                posted = await b.http.post(CHAT, headers=headers, json={"model": MODEL, "messages": HI})
-                answers.add((posted.status_code, posted.text, posted.headers["www-authenticate"]))
-            assert len(answers) == 1, "what is wrong is told to nobody"
-            status, text, how = answers.pop()
-            error = json.loads(text)["error"]
-            assert (status, how, error["code"]) == (401, "Bearer", "unauthenticated")
-            assert error["type"] == "authentication_error"
-            metrics = (await b.http.get("/metrics", headers=BEARER)).text
-            assert 'omnirelay_client_errors_total{code="unauthenticated",interface="http"} 30.0' in metrics
-            assert KEY not in metrics
-            async with openai.AsyncOpenAI(base_url=f"{b.url}/v1", api_key=KEY, max_retries=0) as ai:
-                done = await ai.chat.completions.create(model=MODEL, messages=HI)
-                assert done.choices[0].message.content == "Hello"
-            with pytest.raises(openai.AuthenticationError):
-                await b.ai.models.list()
-            metrics = (await b.http.get("/metrics", headers=BEARER)).text
-            assert 'omnirelay_key_requests_total{key="alice",outcome="taken"} 1.0' in metrics
-
-    run(scenario())
+async def test_over_http_what_is_not_open_needs_a_known_key(configure: Configure, keys: str) -> None:
+    async with http_bench(configure(http_gateway(api_keys=keys))) as b, serving(b):
+        for path in ("/", "/page/app.js", "/livez", "/readyz", "/health", "/version"):
+            assert (await b.http.get(path)).status_code == 200
+        answers = set()
+        for headers in (
+            {},
+            {"Authorization": "Bearer nobody"},
+            {"Authorization": f"Basic {KEY}"},
+            {"Authorization": KEY},
+            [("Authorization", f"Bearer {KEY}"), ("Authorization", f"Bearer {OTHER}")],
+        ):
+            for path in ("/v1/models", "/metrics", "/v1/requests/x", "/nowhere", "/page"):
+                answer = await b.http.get(path, headers=headers)
+                answers.add((answer.status_code, answer.text, answer.headers["www-authenticate"]))
+            posted = await b.http.post(CHAT, headers=headers, json={"model": MODEL, "messages": HI})
+            answers.add((posted.status_code, posted.text, posted.headers["www-authenticate"]))
+        assert len(answers) == 1, "what is wrong is told to nobody"
+        status, text, how = answers.pop()
+        error = json.loads(text)["error"]
+        assert (status, how, error["code"]) == (401, "Bearer", "unauthenticated")
+        assert error["type"] == "authentication_error"
+        metrics = (await b.http.get("/metrics", headers=BEARER)).text
+        assert 'omnirelay_client_errors_total{code="unauthenticated",interface="http"} 30.0' in metrics
+        assert KEY not in metrics
+        async with openai.AsyncOpenAI(base_url=f"{b.url}/v1", api_key=KEY, max_retries=0) as ai:
+            done = await ai.chat.completions.create(model=MODEL, messages=HI)
+            assert done.choices[0].message.content == "Hello"
+        with pytest.raises(openai.AuthenticationError):
+            await b.ai.models.list()
+        metrics = (await b.http.get("/metrics", headers=BEARER)).text
+        assert 'omnirelay_key_requests_total{key="alice",outcome="taken"} 1.0' in metrics
 
 
-def test_a_large_body_is_not_read_of_somebody_unknown(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(api_keys=keys))) as b:
-            reader, writer = await asyncio.open_connection(*b.address)
-            head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2**26}\r\n\r\n"
-            writer.write(head.encode())
-            assert b" 401 " in await reader.readline()
-            assert b.process._server._uploads.used == 0
-            writer.close()
-
-    run(scenario())
+async def test_a_large_body_is_not_read_of_somebody_unknown(configure: Configure, keys: str) -> None:
+    async with http_bench(configure(http_gateway(api_keys=keys))) as b:
+        reader, writer = await asyncio.open_connection(*b.address)
+        head = f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Length: {2**26}\r\n\r\n"
+        writer.write(head.encode())
+        assert b" 401 " in await reader.readline()
+        assert b.process._server._uploads.used == 0
+        writer.close()
 
 
-def test_a_realtime_session_takes_a_header_or_a_browsers_subprotocol(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(api_keys=keys))) as b:
-            url = b.url.replace("http:", "ws:").rstrip("/") + "/v1/realtime"
-            offered = [SUBPROTOCOL, f"openai-insecure-api-key.{KEY}", "openai-beta.realtime-v1"]
-            async with connect(url, additional_headers=BEARER) as socket:
-                assert json.loads(await socket.recv())["type"] == "session.created"
-            async with connect(url, subprotocols=[Subprotocol(each) for each in offered]) as socket:
-                assert socket.subprotocol == SUBPROTOCOL
-                assert json.loads(await socket.recv())["type"] == "session.created"
-            for wrong in (None, [Subprotocol("openai-insecure-api-key.x")]):
-                with pytest.raises(InvalidStatus) as refused:
-                    await connect(url, subprotocols=wrong)
-                assert refused.value.response.status_code == 401
+async def test_a_realtime_session_takes_a_header_or_a_browsers_subprotocol(
+    configure: Configure, keys: str
+) -> None:
+    async with http_bench(configure(http_gateway(api_keys=keys))) as b:
+        url = b.url.replace("http:", "ws:").rstrip("/") + "/v1/realtime"
+        offered = [SUBPROTOCOL, f"openai-insecure-api-key.{KEY}", "openai-beta.realtime-v1"]
+        async with connect(url, additional_headers=BEARER) as socket:
+            assert json.loads(await socket.recv())["type"] == "session.created"
+        async with connect(url, subprotocols=[Subprotocol(each) for each in offered]) as socket:
+            assert socket.subprotocol == SUBPROTOCOL
+            assert json.loads(await socket.recv())["type"] == "session.created"
+        for wrong in (None, [Subprotocol("openai-insecure-api-key.x")]):
+            with pytest.raises(InvalidStatus) as refused:
+                await connect(url, subprotocols=wrong)
+            assert refused.value.response.status_code == 401
 
-    run(scenario())
 
-
-def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, tmp_path: Path) -> None:
+async def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, tmp_path: Path) -> None:
     limits = {"max_requests": 2, "request_bytes": 2000, "best_priority": 3}
     path = keys_file(
         tmp_path / "k", alice={"key": KEY, **limits}, bob={"key": OTHER, "requests_per_second": 0.01}
     )
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(api_keys=str(path)))) as b:
-            async with AsyncClient(b.listen, KEY) as one, AsyncClient(b.listen, KEY) as two:
-                first = one.chat("Hi", speech=False, priority=-100)
-                assert (await b.stages.request(0)).priority == 3
-                _second = two.chat("Hi", speech=False, priority=7)
-                assert (await b.stages.request(1)).priority == 7
-                third = two.chat("Hi", speech=False)
-                with pytest.raises(BusyError, match="may have 2 open requests") as busy:
-                    await third.result()
-                assert busy.value.retry_after_ms > 0
-                answer = await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": HI})
-                assert answer.status_code == 429
-                assert answer.headers["retry-after"] == "1"
-                assert answer.headers["retry-after-ms"] == "1000"
-                with pytest.raises(InvalidRequestError, match="2000"):
-                    one.chat("x" * 3000)
-                await b.stages.answer(b.stages.requests[0], b.encode("Hello"))
-                assert (await first.result()).text == "Hello"
-            long = [{"role": "user", "content": "x" * 3000}]
-            await until(lambda: b.counts["cancelled"] == 1)
-            answer = await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": long})
-            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
-            async with AsyncClient(b.listen, OTHER) as bob:
-                _his = bob.chat("Hi", speech=False)
-                await b.stages.request(2)
-                with pytest.raises(BusyError, match=r"0\.01 requests a second") as late:
-                    await bob.chat("Hi", speech=False).result()
-                assert 90_000 < late.value.retry_after_ms <= 100_000
-
-    run(scenario())
+    async with http_bench(configure(http_gateway(api_keys=str(path)))) as b:
+        async with AsyncClient(b.listen, KEY) as one, AsyncClient(b.listen, KEY) as two:
+            first = one.chat("Hi", speech=False, priority=-100)
+            assert (await b.stages.request(0)).priority == 3
+            _second = two.chat("Hi", speech=False, priority=7)
+            assert (await b.stages.request(1)).priority == 7
+            third = two.chat("Hi", speech=False)
+            with pytest.raises(BusyError, match="may have 2 open requests") as busy:
+                await third.result()
+            assert busy.value.retry_after_ms > 0
+            answer = await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": HI})
+            assert answer.status_code == 429
+            assert answer.headers["retry-after"] == "1"
+            assert answer.headers["retry-after-ms"] == "1000"
+            with pytest.raises(InvalidRequestError, match="2000"):
+                one.chat("x" * 3000)
+            await b.stages.answer(b.stages.requests[0], b.encode("Hello"))
+            assert (await first.result()).text == "Hello"
+        long = [{"role": "user", "content": "x" * 3000}]
+        await until(lambda: b.counts["cancelled"] == 1)
+        answer = await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": long})
+        assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
+        async with AsyncClient(b.listen, OTHER) as bob:
+            _his = bob.chat("Hi", speech=False)
+            await b.stages.request(2)
+            with pytest.raises(BusyError, match=r"0\.01 requests a second") as late:
+                await bob.chat("Hi", speech=False).result()
+            assert 90_000 < late.value.retry_after_ms <= 100_000
 
 
 @pytest.mark.parametrize("shared", [False, True])
-def test_each_key_has_a_cache_of_its_own(configure: Configure, tmp_path: Path, shared: bool) -> None:
+async def test_each_key_has_a_cache_of_its_own(configure: Configure, tmp_path: Path, shared: bool) -> None:
     path = keys_file(tmp_path / "k", alice={"key": KEY}, bob={"key": OTHER})
 
-    async def scenario() -> None:
-        settings = http_gateway(api_keys=str(path), share_prefix_cache=shared)
-        async with http_bench(configure(settings)) as b, serving(b):
-            for key in (KEY, OTHER):
-                async with AsyncClient(b.listen, key) as client:
-                    await client.chat("Hi", speech=False).result()
-            await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": HI})
-            alice, bob, by_http = (request.cache_salt for request in b.stages.requests)
-            if shared:
-                assert {alice, bob, by_http} == {None}
-            else:
-                assert alice == by_http
-                assert None not in {alice, bob}
-                assert alice != bob
-
-    run(scenario())
+    settings = http_gateway(api_keys=str(path), share_prefix_cache=shared)
+    async with http_bench(configure(settings)) as b, serving(b):
+        for key in (KEY, OTHER):
+            async with AsyncClient(b.listen, key) as client:
+                await client.chat("Hi", speech=False).result()
+        await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": HI})
+        alice, bob, by_http = (request.cache_salt for request in b.stages.requests)
+        if shared:
+            assert {alice, bob, by_http} == {None}
+        else:
+            assert alice == by_http
+            assert None not in {alice, bob}
+            assert alice != bob
 
 
-def test_without_keys_all_share_the_caches(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure({})) as b, serving(b), b.client() as client:
-            await client.chat("Hi", speech=False).result()
-            assert b.stages.requests[0].cache_salt is None
-
-    run(scenario())
+async def test_without_keys_all_share_the_caches(configure: Configure) -> None:
+    async with bench(configure({})) as b, serving(b), b.client() as client:
+        await client.chat("Hi", speech=False).result()
+        assert b.stages.requests[0].cache_salt is None
 
 
-def test_a_key_that_is_withdrawn_opens_nothing_more(configure: Configure, tmp_path: Path) -> None:
+async def test_a_key_that_is_withdrawn_opens_nothing_more(configure: Configure, tmp_path: Path) -> None:
     path = keys_file(tmp_path / "k", alice={"key": KEY}, bob={"key": OTHER})
 
-    async def scenario() -> None:
-        async with (
-            http_bench(configure(http_gateway(api_keys=str(path)))) as b,
-            serving(b),
-            AsyncClient(b.listen, KEY) as alice,
-            AsyncClient(b.listen, OTHER) as bob,
-        ):
-            assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
-            keys_file(path, bob={"key": OTHER})
-            b.process.access.reload()
-            with pytest.raises(UnauthenticatedError):
-                await alice.chat("Hi", speech=False).result()
-            assert (await b.http.get("/v1/models", headers=BEARER)).status_code == 401
-            assert (await bob.chat("Hi", speech=False).result()).text == "Hello"
-
-    run(scenario())
+    async with (
+        http_bench(configure(http_gateway(api_keys=str(path)))) as b,
+        serving(b),
+        AsyncClient(b.listen, KEY) as alice,
+        AsyncClient(b.listen, OTHER) as bob,
+    ):
+        assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
+        keys_file(path, bob={"key": OTHER})
+        b.process.access.reload()
+        with pytest.raises(UnauthenticatedError):
+            await alice.chat("Hi", speech=False).result()
+        assert (await b.http.get("/v1/models", headers=BEARER)).status_code == 401
+        assert (await bob.chat("Hi", speech=False).result()).text == "Hello"
 
 
-def test_the_page_of_another_origin_may_ask_what_it_may_send(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        origin = "https://chat.example.com"
-        async with http_bench(configure(http_gateway(api_keys=keys, http_origins=[origin]))) as b:
-            asks = {
-                "Origin": origin,
-                "Access-Control-Request-Method": "POST",
-                "Access-Control-Request-Headers": "authorization",
-            }
-            answer = await b.http.options(CHAT, headers=asks)
-            assert answer.status_code == 200
-            assert "authorization" in answer.headers["access-control-allow-headers"].lower()
-            refused = await b.http.get("/v1/models", headers={"Origin": origin})
-            assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
-
-    run(scenario())
+async def test_the_page_of_another_origin_may_ask_what_it_may_send(configure: Configure, keys: str) -> None:
+    origin = "https://chat.example.com"
+    async with http_bench(configure(http_gateway(api_keys=keys, http_origins=[origin]))) as b:
+        asks = {
+            "Origin": origin,
+            "Access-Control-Request-Method": "POST",
+            "Access-Control-Request-Headers": "authorization",
+        }
+        answer = await b.http.options(CHAT, headers=asks)
+        assert answer.status_code == 200
+        assert "authorization" in answer.headers["access-control-allow-headers"].lower()
+        refused = await b.http.get("/v1/models", headers={"Origin": origin})
+        assert (refused.status_code, refused.headers["access-control-allow-origin"]) == (401, origin)
 
 
 # --- nothing secret in logs --------------------------------------------------
@@ -336,22 +302,19 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: pytest
         assert secret not in text
 
 
-def test_a_keys_file_without_a_key_is_refused(
+async def test_a_keys_file_without_a_key_is_refused(
     configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     path = keys_file(tmp_path / "k", alice={"key": KEY})
 
-    async def scenario() -> None:
-        async with bench(configure({"api_keys": str(path)})) as b, serving(b):
-            path.write_text("")
-            b.process.access.reload()
-            assert "nothing was changed" in caplog.text
-            assert "holds no key" in caplog.text
-            assert caplog.records[-1].levelname == "ERROR"
-            async with AsyncClient(b.listen, KEY) as alice:
-                assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
-
-    run(scenario())
+    async with bench(configure({"api_keys": str(path)})) as b, serving(b):
+        path.write_text("")
+        b.process.access.reload()
+        assert "nothing was changed" in caplog.text
+        assert "holds no key" in caplog.text
+        assert caplog.records[-1].levelname == "ERROR"
+        async with AsyncClient(b.listen, KEY) as alice:
+            assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
     with pytest.raises(ConfigError, match=r"holds no key.*omnirelay api-key"):
         ApiKeys(path)
 
@@ -373,15 +336,12 @@ def test_a_gateway_open_to_others_says_so(
         assert len([each for each in caplog.messages if "gateway.listen" in each]) == told
 
 
-def test_bad_messages_are_still_told_as_such(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        async with bench(configure({"api_keys": keys})) as b:
-            raw = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
-            raw.say(Hello(PROTOCOL_VERSION, key="x" * 300))
-            heard = await raw.hear()
-            assert isinstance(heard, Refusal)
-            assert heard.code == MessageError.code
-            assert "xxx" not in heard.message
-            await raw.close()
-
-    run(scenario())
+async def test_bad_messages_are_still_told_as_such(configure: Configure, keys: str) -> None:
+    async with bench(configure({"api_keys": keys})) as b:
+        raw = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
+        raw.say(Hello(PROTOCOL_VERSION, key="x" * 300))
+        heard = await raw.hear()
+        assert isinstance(heard, Refusal)
+        assert heard.code == MessageError.code
+        assert "xxx" not in heard.message
+        await raw.close()

@@ -7,29 +7,25 @@ import signal
 import subprocess
 import sys
 import wave
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from omnirelay.cli.main import main
-from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench, run
 from tests.gateway.fake_stages import until
 from tests.support.children import Child
 
-Configure = Callable[..., Config]
 
-
-def serving(configure: Configure, use: Callable[[Bench], Awaitable[None]], **limits: Any) -> None:
-    async def scenario() -> None:
-        async with bench(configure(**limits)) as b:
-            b.stages.serve(b.encode("Hello there"))
-            await use(b)
-
-    run(scenario())
+@asynccontextmanager
+async def serving(configure: Configure, **limits: Any) -> AsyncIterator[Bench]:
+    async with bench(configure(**limits)) as b:
+        b.stages.serve(b.encode("Hello there"))
+        yield b
 
 
 async def batch(b: Bench, prompts: Path, out: Path, *more: str) -> int:
@@ -47,7 +43,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_each_line_has_an_answer_or_a_reason(
+async def test_each_line_has_an_answer_or_a_reason(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = tmp_path / "in"
@@ -70,7 +66,7 @@ def test_each_line_has_an_answer_or_a_reason(
         {"id": "voice", "text": "Hi", "speaker": "Nobody"},
     )
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         assert await batch(b, prompts, out) == 1
         requests = {request.seed: request for request in b.stages.requests}
         assert len(b.stages.requests) == 3
@@ -79,8 +75,6 @@ def test_each_line_has_an_answer_or_a_reason(
         assert speech is not None
         assert (speech.sampling.temperature, speech.sampling.max_tokens) == (0, 8)
         assert [item.kind for each in b.stages.requests for item in each.media] == ["image"]
-
-    serving(configure, use)
     results = {line["id"]: line for line in lines(out / "results.jsonl")}
     assert set(results) == {"hello", "line-2", "talk"}
     assert all(line["text"] == "Hello there" for line in results.values())
@@ -108,19 +102,17 @@ def test_each_line_has_an_answer_or_a_reason(
     assert str(out / "failures.jsonl") in shown
 
 
-def test_a_file_with_a_byte_order_mark_is_read(configure: Configure, tmp_path: Path) -> None:
+async def test_a_file_with_a_byte_order_mark_is_read(configure: Configure, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     text = "".join(f'{{"id": "{name}", "text": "Hi", "speech": false}}\r\n' for name in "ab")
     prompts.write_bytes(text.encode("utf-8-sig"))
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         assert await batch(b, prompts, tmp_path / "out") == 0
-
-    serving(configure, use)
     assert {line["id"] for line in lines(tmp_path / "out" / "results.jsonl")} == {"a", "b"}
 
 
-def test_a_second_run_asks_only_for_what_is_missing(
+async def test_a_second_run_asks_only_for_what_is_missing(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
@@ -128,7 +120,7 @@ def test_a_second_run_asks_only_for_what_is_missing(
     first = [{"id": f"p{number}", "text": f"Hi {number}", "speech": False} for number in range(4)]
     written(prompts, *first[:2], {"id": "p2", "text": "Hi 2", "speaker": "Nobody"})
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         assert await batch(b, prompts, out) == 1
         # As a run leaves it that was killed while it wrote.
         with (out / "results.jsonl").open("ab") as file:
@@ -139,33 +131,29 @@ def test_a_second_run_asks_only_for_what_is_missing(
         assert len(b.stages.requests) == 2 + 3
         assert await batch(b, prompts, out) == 0
         assert len(b.stages.requests) == 2 + 3
-
-    serving(configure, use)
     assert [line["id"] for line in lines(out / "results.jsonl")[:2]] == ["p0", "p1"]
     assert sorted(line["id"] for line in lines(out / "results.jsonl")[2:]) == ["p1", "p2", "p3"]
     assert lines(out / "failures.jsonl") == []
     assert "4 of 4 answered, 4 of them by an earlier run" in capsys.readouterr().err
 
 
-def test_it_waits_where_the_gateway_is_busy(configure: Configure, tmp_path: Path) -> None:
+async def test_it_waits_where_the_gateway_is_busy(configure: Configure, tmp_path: Path) -> None:
     prompts = written(tmp_path / "prompts.jsonl", *({"text": f"Hi {number}"} for number in range(12)))
 
-    async def use(b: Bench) -> None:
+    async with serving(configure, max_active=1, max_queued=1) as b:
         assert await batch(b, prompts, tmp_path / "out", "--text-only", "--concurrency", "6") == 0
         assert all(request.speech is None for request in b.stages.requests)
         assert b.counts["refused"] > 0, "the gateway was never busy, so nothing was tried again"
-
-    serving(configure, use, max_active=1, max_queued=1)
     assert len(lines(tmp_path / "out" / "results.jsonl")) == 12
 
 
-def test_a_folder_is_one_runs_and_holds_results_alone(
+async def test_a_folder_is_one_runs_and_holds_results_alone(
     configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     out = tmp_path / "out"
     prompts = written(tmp_path / "prompts.jsonl", {"text": "Hi"})
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         assert await batch(b, prompts, out, "--text-only") == 0
         with (out / "results.jsonl").open("rb") as other:
             fcntl.flock(other, fcntl.LOCK_EX)
@@ -181,10 +169,8 @@ def test_a_folder_is_one_runs_and_holds_results_alone(
         assert await batch(b, tmp_path / "nothing.jsonl", out) == 1
         assert "cannot read" in capsys.readouterr().err
 
-    serving(configure, use)
 
-
-def test_a_gateway_that_is_gone_ends_the_run_and_leaves_what_was_answered(
+async def test_a_gateway_that_is_gone_ends_the_run_and_leaves_what_was_answered(
     configure: Configure,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -194,15 +180,12 @@ def test_a_gateway_that_is_gone_ends_the_run_and_leaves_what_was_answered(
     out = tmp_path / "out"
     prompts = written(tmp_path / "prompts.jsonl", *({"id": name, "text": name} for name in "ab"))
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            running = asyncio.create_task(batch(b, prompts, out, "--text-only", "--concurrency", "1"))
-            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
-            await b.stages.request(1)
-            await until((out / "results.jsonl").read_text, "the first result")
-        assert await running == 1
-
-    run(scenario())
+    async with bench(configure()) as b:
+        running = asyncio.create_task(batch(b, prompts, out, "--text-only", "--concurrency", "1"))
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        await b.stages.request(1)
+        await until((out / "results.jsonl").read_text, "the first result")
+    assert await running == 1
     assert [line["id"] for line in lines(out / "results.jsonl")] == ["a"]
     assert lines(out / "failures.jsonl") == []
     assert "omnirelay: " in capsys.readouterr().err
@@ -226,18 +209,15 @@ def test_it_starts_a_stack_of_its_own_and_resumes_after_an_interruption(
     assert len(lines(place / "out" / "results.jsonl")) == 20
 
 
-def test_it_waits_for_a_stage_that_starts(
+async def test_it_waits_for_a_stage_that_starts(
     configure: Configure, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("ops.batch.runner.RETRY_S", 0.01)
     prompts = written(tmp_path / "prompts.jsonl", {"text": "Hi"})
 
-    async def scenario() -> None:
-        async with bench(configure(), ready=False, alive=()) as b:
-            b.stages.serve(b.encode("Hello"))
-            running = asyncio.create_task(batch(b, prompts, tmp_path / "out", "--text-only"))
-            await until(lambda: b.counts["refused"] > 0, "a request that found no stage")
-            b.stages.alive.update(STAGES)
-            assert await running == 0
-
-    run(scenario())
+    async with bench(configure(), ready=False, alive=()) as b:
+        b.stages.serve(b.encode("Hello"))
+        running = asyncio.create_task(batch(b, prompts, tmp_path / "out", "--text-only"))
+        await until(lambda: b.counts["refused"] > 0, "a request that found no stage")
+        b.stages.alive.update(STAGES)
+        assert await running == 0

@@ -22,12 +22,12 @@ from omnirelay.errors import ConfigError, UnauthenticatedError
 from ops.doctor import network
 from ops.doctor.access import check_access
 from shared.config import Config, TlsConfig
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import Configure, bench, run
 from tests.gateway.guarded import KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.https_server import Authority
 from tests.gateway.test_processes import read_until, start
-from tests.gateway.test_tls import DAY, Certified, Configure, tls_address
+from tests.gateway.test_tls import DAY, Certified, tls_address
 
 Dates = tuple[timedelta, timedelta]
 EXPIRED: Dates = (-60 * DAY, -DAY)
@@ -51,7 +51,7 @@ class Halves:
         self.key.write_text(text[: text.index("-----BEGIN CERTIFICATE")])
 
 
-def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
+async def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
     configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     old, new = Certified(tmp_path / "old"), Certified(tmp_path / "new")
@@ -60,35 +60,32 @@ def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
     files.write_key(old)
     keys = keys_file(tmp_path / "keys", alice={"key": KEY}, bob={"key": OTHER})
 
-    async def scenario() -> None:
-        async with bench(configure({"tls": files.config, "api_keys": str(keys)})) as b, serving(b):
+    async with bench(configure({"tls": files.config, "api_keys": str(keys)})) as b, serving(b):
 
-            async def answers(key: str, ca: Path) -> None:
-                async with AsyncClient(tls_address(b), key, ca) as client:
-                    assert (await client.chat("Hi", speech=False).result()).text == "Hello"
+        async def answers(key: str, ca: Path) -> None:
+            async with AsyncClient(tls_address(b), key, ca) as client:
+                assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
-            keys_file(keys, alice={"key": KEY})
-            files.write_certificate(new)
-            b.process.access.reload()
-            assert "nothing was changed" in caplog.text
-            assert "KEY_VALUES_MISMATCH" in caplog.text
-            await answers(KEY, old.ca)
-            await answers(OTHER, old.ca)
-            files.write_key(new)
-            keys.write_text("broken: [")
-            b.process.access.reload()
-            await answers(OTHER, old.ca)
-            keys_file(keys, alice={"key": KEY})
-            b.process.access.reload()
-            await answers(KEY, new.ca)
-            with pytest.raises(UnauthenticatedError):
-                await AsyncClient(tls_address(b), OTHER, new.ca).connect()
-
-    run(scenario())
+        keys_file(keys, alice={"key": KEY})
+        files.write_certificate(new)
+        b.process.access.reload()
+        assert "nothing was changed" in caplog.text
+        assert "KEY_VALUES_MISMATCH" in caplog.text
+        await answers(KEY, old.ca)
+        await answers(OTHER, old.ca)
+        files.write_key(new)
+        keys.write_text("broken: [")
+        b.process.access.reload()
+        await answers(OTHER, old.ca)
+        keys_file(keys, alice={"key": KEY})
+        b.process.access.reload()
+        await answers(KEY, new.ca)
+        with pytest.raises(UnauthenticatedError):
+            await AsyncClient(tls_address(b), OTHER, new.ca).connect()
 
 
 @pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
-def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
+async def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
     configure: Configure,
     tmp_path: Path,
     caplog: pytest.LogCaptureFixture,
@@ -100,7 +97,8 @@ def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
     shown.touch(0o600)
     config = configure({"tls": {"certificate": str(shown), "key": str(shown)}})
 
-    async def scenario() -> None:
+    shown.write_bytes(wrong.pem.read_bytes())
+    with caplog.at_level(logging.WARNING, "gateway"):
         async with bench(config) as b:
             b.process.access.warn()
             assert told in caplog.text
@@ -118,22 +116,17 @@ def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
             running = await asyncio.to_thread(network.ask_gateway, config)
             assert running is not None
 
-    shown.write_bytes(wrong.pem.read_bytes())
-    with caplog.at_level(logging.WARNING, "gateway"):
-        run(scenario())
 
-
-@pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
 def test_up_starts_with_a_certificate_out_of_date_and_says_so(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dates: Dates, told: str
+    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    wrong = Certified(tmp_path / "wrong", *dates)
+    wrong = Certified(tmp_path / "wrong", *EXPIRED)
     for name in ("CERTIFICATE", "KEY"):
         monkeypatch.setenv(f"OMNIRELAY_GATEWAY__TLS__{name}", str(wrong.pem))
     with start("omnirelay.cli", "up") as process:
         try:
             lines = read_until(process, "ready: tls://")
-            assert any(line.startswith("[gateway]") and told in line for line in lines)
+            assert any(line.startswith("[gateway]") and "expired at" in line for line in lines)
             process.send_signal(signal.SIGINT)
             process.communicate(timeout=60)
         finally:
@@ -150,20 +143,17 @@ def metric(address: str, context: ssl.SSLContext) -> float | None:
     return float(found[1]) if found else None
 
 
-def test_when_it_expires_is_a_metric(configure: Configure, tmp_path: Path) -> None:
+async def test_when_it_expires_is_a_metric(configure: Configure, tmp_path: Path) -> None:
     old, new = Certified(tmp_path / "old"), Certified(tmp_path / "new", ends=90 * DAY)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(tls=old.config))) as b:
-            assert b.config.gateway.http is not None
-            for certified, days in ((old, 60), (new, 90)):
-                old.pem.write_bytes(certified.pem.read_bytes())
-                b.process.access.reload()
-                trusting = ssl.create_default_context(cafile=certified.ca)
-                expiry = await asyncio.to_thread(metric, b.config.gateway.http, trusting)
-                assert expiry == pytest.approx(time.time() + days * 86_400, abs=120)
-
-    run(scenario())
+    async with http_bench(configure(http_gateway(tls=old.config))) as b:
+        assert b.config.gateway.http is not None
+        for certified, days in ((old, 60), (new, 90)):
+            old.pem.write_bytes(certified.pem.read_bytes())
+            b.process.access.reload()
+            trusting = ssl.create_default_context(cafile=certified.ca)
+            expiry = await asyncio.to_thread(metric, b.config.gateway.http, trusting)
+            assert expiry == pytest.approx(time.time() + days * 86_400, abs=120)
 
 
 def pem(certificate: x509.Certificate) -> str:

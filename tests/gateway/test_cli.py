@@ -9,25 +9,24 @@ import subprocess
 import sys
 import tomllib
 import wave
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 
 import av
 import pytest
 from PIL import Image
 
-from omnirelay import ChatMessage, Client, GenerateRequest, TextEvent, errors
+from omnirelay import AsyncClient, ChatMessage, Client, GenerateRequest, TextEvent, errors
 from omnirelay.cli.main import main
 from omnirelay.content import media_of
 from ops import demo
-from shared.config import Config
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import http_bench, http_gateway
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
-Configure = Callable[..., Config]
-ROOT = Path(__file__).resolve().parents[2]
 DONE_FIELDS = [
     "request_id",
     "text",
@@ -44,17 +43,15 @@ DONE_FIELDS = [
 ]
 
 
-def serving(configure: Configure, use: Callable[[Bench], Awaitable[None]]) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            b.stages.serve(b.encode("Hello 😀 there"))
-            await use(b)
-
-    run(scenario())
+@asynccontextmanager
+async def serving(configure: Configure) -> AsyncIterator[Bench]:
+    async with bench(configure()) as b:
+        b.stages.serve(b.encode("Hello 😀 there"))
+        yield b
 
 
-def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(configure: Configure) -> None:
-    async def use(b: Bench) -> None:
+async def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(configure: Configure) -> None:
+    async with serving(configure) as b:
         there = ["--gateway", b.listen]
         for arguments in (
             ["chat", "Hi", "--text-only", "--no-play", *there],
@@ -71,13 +68,13 @@ def test_a_full_disk_behind_the_standard_output_is_told_in_one_line(configure: C
                 "omnirelay: stdout_unwritable: cannot write to the standard output: No space left on device\n"
             )
 
-    serving(configure, use)
 
-
-def test_chat_json_and_wav(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_chat_json_and_wav(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "reply.wav"
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         arguments = ["chat", "Hi", "--json", "--greedy", "--seed", "5", "--max-tokens", "9"]
         arguments += [
             "--max-codec-tokens",
@@ -95,8 +92,6 @@ def test_chat_json_and_wav(configure: Configure, tmp_path: Path, capsys: pytest.
         assert request.speech is not None
         assert (request.speech.sampling.temperature, request.speech.sampling.max_tokens) == (0, 8)
         assert request.speech.speaker == "Ethan"
-
-    serving(configure, use)
     lines = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     done = lines[-1]
     assert done["event"] == "done"
@@ -115,12 +110,10 @@ def test_chat_json_and_wav(configure: Configure, tmp_path: Path, capsys: pytest.
     assert frames == bytes(480) + (16384).to_bytes(2, "little") * 120
 
 
-def test_chat_for_people(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    async def use(b: Bench) -> None:
+async def test_chat_for_people(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(configure) as b:
         assert await asyncio.to_thread(main, ["chat", "Hi", "--text-only", "--gateway", b.listen]) == 0
         assert b.stages.requests[0].speech is None
-
-    serving(configure, use)
     answer, shown = capsys.readouterr()
     assert answer == "Hello 😀 there\n"
     for label in ("time to first text", "time to first audio: none", "audio length", "wall time"):
@@ -144,11 +137,13 @@ def test_an_unknown_option_is_refused_with_the_nearest_one(
     assert told in capsys.readouterr().err
 
 
-def test_chat_with_files(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+async def test_chat_with_files(
+    configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     for name in ("a.ogg", "b.ogg", "c.png", "d.mp4"):
         (tmp_path / name).write_bytes(name.encode())
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         files = ["--audio", "a.ogg", "--image", "c.png", "--video", "d.mp4", "--audio", "b.ogg"]
         paths = [each if each[:2] == "--" else str(tmp_path / each) for each in files]
         common = ["--text-only", "--json", "--gateway", b.listen]
@@ -166,16 +161,14 @@ def test_chat_with_files(configure: Configure, tmp_path: Path, capsys: pytest.Ca
         assert with_text.use_audio_in_video
         assert [each.kind for each in alone.media] == ["audio"]
         assert not alone.use_audio_in_video
-
-    serving(configure, use)
     *_, done, error = map(json.loads, capsys.readouterr().out.splitlines())
     assert done["prompt_tokens"] > len(done["prompt_token_ids"])
     assert error["code"] == "media_invalid"
     assert error["message"] == f"image 1: cannot read {tmp_path / 'none.png'}: No such file or directory"
 
 
-def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    async def use(b: Bench) -> None:
+async def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(configure) as b:
         wrong = ["chat", "Hi", "--voice", "Nobody", "--gateway", b.listen]
         assert await asyncio.to_thread(main, wrong) == 1
         assert await asyncio.to_thread(main, [*wrong, "--json"]) == 1
@@ -185,8 +178,6 @@ def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.Captur
             assert await asyncio.to_thread(main, unwritable) == 1
         assert b.stages.requests == []
         assert sorted(each.name for each in tmp_path.iterdir()) == ["file"]
-
-    serving(configure, use)
     captured = capsys.readouterr()
     told = captured.err.splitlines()
     assert len(told) == 5
@@ -202,14 +193,12 @@ def test_chat_errors(configure: Configure, tmp_path: Path, capsys: pytest.Captur
 @pytest.mark.parametrize(
     "wrong", [["\udcff"], ["Hi", "--seed", str(2**70)], ["Hi", "--max-tokens", str(-(2**70))]]
 )
-def test_what_cannot_be_sent_is_an_error_like_others(
+async def test_what_cannot_be_sent_is_an_error_like_others(
     configure: Configure, capsys: pytest.CaptureFixture[str], wrong: list[str]
 ) -> None:
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         assert await asyncio.to_thread(main, ["chat", *wrong, "--json", "--gateway", b.listen]) == 1
         assert await asyncio.to_thread(main, ["chat", *wrong, "--gateway", b.listen]) == 1
-
-    serving(configure, use)
     captured = capsys.readouterr()
     assert json.loads(captured.out)["code"] == "invalid_request"
     assert captured.err.startswith("omnirelay: invalid_request: the request cannot be sent")
@@ -242,13 +231,12 @@ def test_no_gateway_and_wrong_usage(capsys: pytest.CaptureFixture[str]) -> None:
     assert capsys.readouterr().err.endswith(told)
 
 
-def test_chat_at_the_port_of_http_says_so(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            address = b.url.rstrip("/").replace("http:", "tcp:")
-            assert await asyncio.to_thread(main, ["chat", "Hi", "--gateway", address]) == 1
-
-    run(scenario())
+async def test_chat_at_the_port_of_http_says_so(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    async with http_bench(configure(http_gateway())) as b:
+        address = b.url.rstrip("/").replace("http:", "tcp:")
+        assert await asyncio.to_thread(main, ["chat", "Hi", "--gateway", address]) == 1
     assert "its port is gateway.listen, 5555 by default, and not that of HTTP" in capsys.readouterr().err
 
 
@@ -289,14 +277,12 @@ def test_the_demo_asks_what_the_checkpoint_brings(tmp_path: Path) -> None:
     assert demo._place(Path("out/reply.wav"), 1, 1) == Path("out/reply.wav")
 
 
-def test_status(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    async def use(b: Bench) -> None:
+async def test_status(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    async with serving(configure) as b:
         async with b.client() as client:
             await client.chat("Hi").result()
         assert await asyncio.to_thread(main, ["status", "--gateway", b.listen]) == 0
         assert await asyncio.to_thread(main, ["status", "--json", "--gateway", b.listen]) == 0
-
-    serving(configure, use)
     *table, last = capsys.readouterr().out.splitlines()
     report = json.loads(last)
     assert [stage["name"] for stage in report["stages"]] == ["thinker", "talker", "token2wav"]
@@ -307,59 +293,48 @@ def test_status(configure: Configure, capsys: pytest.CaptureFixture[str]) -> Non
         assert word in shown
 
 
-def test_status_while_stages_start(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    async def scenario() -> None:
-        async with bench(configure(), ready=False, alive=()) as b:
-            assert await asyncio.to_thread(main, ["status", "--gateway", b.listen]) == 0
-
-    run(scenario())
+async def test_status_while_stages_start(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
+    async with bench(configure(), ready=False, alive=()) as b:
+        assert await asyncio.to_thread(main, ["status", "--gateway", b.listen]) == 0
     assert capsys.readouterr().out.count("starting") == 3
 
 
-def test_sync_client_serves_many_threads_and_cancels(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
+async def test_sync_client_serves_many_threads_and_cancels(tcp: Bench) -> None:
 
-            def use(client: Client, text: str) -> str:
-                return client.chat(text, speech=False).result().text
+    def use(client: Client, text: str) -> str:
+        return client.chat(text, speech=False).result().text
 
-            client = await asyncio.to_thread(Client, b.listen)
-            waiting = [asyncio.create_task(asyncio.to_thread(use, client, "Hi")) for _ in range(4)]
-            for index in range(4):
-                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-            assert await asyncio.gather(*waiting) == ["Hello"] * 4
+    client = await asyncio.to_thread(Client, tcp.listen)
+    waiting = [asyncio.create_task(asyncio.to_thread(use, client, "Hi")) for _ in range(4)]
+    for index in range(4):
+        await tcp.stages.answer(await tcp.stages.request(index), tcp.encode("Hello"))
+    assert await asyncio.gather(*waiting) == ["Hello"] * 4
 
-            def leave_early() -> str | None:
-                with client.chat([ChatMessage("user", "Hi")]) as answer:
-                    assert isinstance(next(answer), TextEvent)
-                    return answer.request_id
+    def leave_early() -> str | None:
+        with client.chat([ChatMessage("user", "Hi")]) as answer:
+            assert isinstance(next(answer), TextEvent)
+            return answer.request_id
 
-            leaving = asyncio.create_task(asyncio.to_thread(leave_early))
-            request = await b.stages.request(4)
-            await b.stages.text(request.request_id, 0, [1])
-            assert await leaving == request.request_id
-            await b.stages.aborted(request.request_id)
-            assert (await asyncio.to_thread(client.status)).ready
-            with pytest.raises(TypeError):
-                await asyncio.to_thread(lambda: client.chat(GenerateRequest(), seed=1))
-            await asyncio.to_thread(client.close)
-            await asyncio.to_thread(client.close)
-            await until(lambda: b.counts["cancelled"] == 1)
-
-    run(scenario())
+    leaving = asyncio.create_task(asyncio.to_thread(leave_early))
+    request = await tcp.stages.request(4)
+    await tcp.stages.text(request.request_id, 0, [1])
+    assert await leaving == request.request_id
+    await tcp.stages.aborted(request.request_id)
+    assert (await asyncio.to_thread(client.status)).ready
+    with pytest.raises(TypeError):
+        await asyncio.to_thread(lambda: client.chat(GenerateRequest(), seed=1))
+    await asyncio.to_thread(client.close)
+    await asyncio.to_thread(client.close)
+    await until(lambda: tcp.counts["cancelled"] == 1)
 
 
-def test_lost_connection_is_told(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            await b.process.stop()
-            report = asyncio.create_task(client.status())
-            with pytest.raises(errors.GatewayUnreachableError):
-                await report
-            with pytest.raises(errors.GatewayUnreachableError):
-                client.chat("Hi")
-
-    run(scenario())
+async def test_lost_connection_is_told(tcp: Bench, client: AsyncClient) -> None:
+    await tcp.process.stop()
+    report = asyncio.create_task(client.status())
+    with pytest.raises(errors.GatewayUnreachableError):
+        await report
+    with pytest.raises(errors.GatewayUnreachableError):
+        client.chat("Hi")
 
 
 @pytest.mark.parametrize(

@@ -7,11 +7,8 @@ import pytest
 
 from omnirelay import AsyncAnswer, AsyncClient, AudioEvent, Client, TextEvent
 from omnirelay.errors import CancelledRequestError
-from shared.config import Config
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
-
-Configure = Callable[..., Config]
 
 
 async def begin(b: Bench, number: int = 0) -> str:
@@ -86,15 +83,12 @@ async def lost(b: Bench, client: AsyncClient) -> None:
 @pytest.mark.parametrize(
     "leave", [timeout_of_a_result, timeout_of_a_loop, timeout_within_a_loop, cancelled_task, left_loop, lost]
 )
-def test_a_request_whose_answer_is_left_is_cancelled(
-    configure: Configure, leave: Callable[[Bench, AsyncClient], Awaitable[None]]
+async def test_a_request_whose_answer_is_left_is_cancelled(
+    tcp: Bench, leave: Callable[[Bench, AsyncClient], Awaitable[None]]
 ) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, AsyncClient(b.listen) as client:
-            await leave(b, client)
-            await assert_cancelled(b, (await b.stages.request(0)).request_id)
-
-    run(scenario())
+    async with AsyncClient(tcp.listen) as client:
+        await leave(tcp, client)
+        await assert_cancelled(tcp, (await tcp.stages.request(0)).request_id)
 
 
 def left_plain_loop(client: Client) -> None:
@@ -110,19 +104,17 @@ def lost_plain_answer(client: Client) -> None:
 
 
 @pytest.mark.parametrize("leave", [left_plain_loop, lost_plain_answer])
-def test_so_is_one_of_plain_code(configure: Configure, leave: Callable[[Client], None]) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client = await asyncio.to_thread(Client, b.listen)
-            leaving = asyncio.create_task(asyncio.to_thread(leave, client))
-            await assert_cancelled(b, await begin(b))
-            await leaving
-            await asyncio.to_thread(client.close)
-
-    run(scenario())
+async def test_so_is_one_of_plain_code(tcp: Bench, leave: Callable[[Client], None]) -> None:
+    client = await asyncio.to_thread(Client, tcp.listen)
+    leaving = asyncio.create_task(asyncio.to_thread(leave, client))
+    await assert_cancelled(tcp, await begin(tcp))
+    await leaving
+    await asyncio.to_thread(client.close)
 
 
-def test_the_result_is_that_of_the_whole_answer_however_often_it_is_asked_for(configure: Configure) -> None:
+async def test_the_result_is_that_of_the_whole_answer_however_often_it_is_asked_for(
+    configure: Configure,
+) -> None:
     def use(listen: str) -> None:
         with Client(listen) as client:
             answer = client.chat("Hi")
@@ -134,10 +126,7 @@ def test_the_result_is_that_of_the_whole_answer_however_often_it_is_asked_for(co
             assert repr(first) == "ChatResult(text='Hello', audio_seconds=0.01)"
             assert list(answer) == []
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            b.stages.serve(b.encode("Hello"))
-            await asyncio.to_thread(use, b.listen)
-            assert (b.counts["completed"], b.counts["cancelled"]) == (1, 0)
-
-    run(scenario())
+    async with bench(configure()) as b:
+        b.stages.serve(b.encode("Hello"))
+        await asyncio.to_thread(use, b.listen)
+        assert (b.counts["completed"], b.counts["cancelled"]) == (1, 0)

@@ -5,7 +5,7 @@ import gc
 import sys
 import threading
 import warnings
-from collections.abc import AsyncIterator, Callable, Generator
+from collections.abc import AsyncIterator, Generator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -15,35 +15,29 @@ import pytest
 from omnirelay import AsyncAnswer, AsyncClient, AudioEvent, Client
 from omnirelay.errors import GatewayUnreachableError
 from omnirelay.protocol import PROTOCOL_VERSION, Welcome, pack, read_frame
-from shared.config import Config
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import Bench, Configure, bench, run
 from tests.gateway.fake_stages import until
 from tests.gateway.test_tls import Certified, tls_address
 
-Configure = Callable[..., Config]
 
-
-def test_leaving_while_audio_streams_over_tls_is_no_error(configure: Configure, tmp_path: Path) -> None:
+async def test_leaving_while_audio_streams_over_tls_is_no_error(configure: Configure, tmp_path: Path) -> None:
     certified = Certified(tmp_path)
 
-    async def scenario() -> None:
-        async with bench(configure({"tls": certified.config})) as b:
-            async with AsyncClient(tls_address(b), ca=certified.ca) as client:
-                answer = client.chat("Hi")
-                request = await b.stages.request(0)
-                # More than sockets hold, and less than a client may leave unread.
-                for seq in range(40):
-                    await b.stages.audio(request.request_id, seq, bytes(2**20))
-                async for event in answer:
-                    if isinstance(event, AudioEvent):
-                        break
-            await b.stages.aborted(request.request_id)
-
-    run(scenario())
+    async with bench(configure({"tls": certified.config})) as b:
+        async with AsyncClient(tls_address(b), ca=certified.ca) as client:
+            answer = client.chat("Hi")
+            request = await b.stages.request(0)
+            # More than sockets hold, and less than a client may leave unread.
+            for seq in range(40):
+                await b.stages.audio(request.request_id, seq, bytes(2**20))
+            async for event in answer:
+                if isinstance(event, AudioEvent):
+                    break
+        await b.stages.aborted(request.request_id)
 
 
 @pytest.mark.filterwarnings("error")
-def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> None:
+async def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> None:
     def use(listen: str) -> None:
         with Client(listen) as client:
             answer = client.chat("Hi")
@@ -58,14 +52,11 @@ def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> None:
             with answer:
                 pass
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            await asyncio.to_thread(use, b.listen)
-
-    run(scenario())
+    async with bench(configure()) as b:
+        await asyncio.to_thread(use, b.listen)
 
 
-def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure) -> None:
+async def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure) -> None:
     def use(listen: str) -> None:
         client = Client(listen)
         answers = [client.chat("Hi") for _ in range(4)]
@@ -85,11 +76,8 @@ def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure
             thread.join(5)
         assert len(heard) == 4
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            await asyncio.to_thread(use, b.listen)
-
-    run(scenario())
+    async with bench(configure()) as b:
+        await asyncio.to_thread(use, b.listen)
 
 
 def test_a_plain_client_that_is_lost_leaves_nothing(configure: Configure) -> None:
@@ -166,18 +154,14 @@ with Client(sys.argv[1]) as client:
 """
 
 
-def test_a_forked_process_needs_a_client_of_its_own(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            pipe = asyncio.subprocess.PIPE
-            program = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKS, b.listen, stdout=pipe)
-            said, _ = await program.communicate()
-            assert said.decode().splitlines() == [
-                "a process that was forked needs a client of its own",
-                "7 True",
-            ]
-
-    run(scenario())
+async def test_a_forked_process_needs_a_client_of_its_own(tcp: Bench) -> None:
+    pipe = asyncio.subprocess.PIPE
+    program = await asyncio.create_subprocess_exec(sys.executable, "-c", FORKS, tcp.listen, stdout=pipe)
+    said, _ = await program.communicate()
+    assert said.decode().splitlines() == [
+        "a process that was forked needs a client of its own",
+        "7 True",
+    ]
 
 
 def test_a_client_of_another_event_loop_is_not_waited_for(configure: Configure) -> None:
@@ -225,29 +209,23 @@ async def silent_gateway() -> AsyncIterator[str]:
 
 
 @pytest.mark.parametrize("cancelled", [False, True], ids=["once", "after a cancelled attempt"])
-def test_a_client_of_a_gateway_that_reads_nothing_can_be_closed(cancelled: bool) -> None:
-    async def scenario() -> None:
-        async with silent_gateway() as address, AsyncClient(address, reconnect_s=0) as client:
-            answer = client.chat("Hi", images=bytes(64 * 2**20))
-            connection: Any = client._connection
-            await until(lambda: connection._writer.transport.get_write_buffer_size() > 0, "a full socket")
-            if cancelled:
-                closing = asyncio.create_task(connection.close())
-                await until(connection._writer.is_closing, "a connection that is being closed")
-                closing.cancel()
-            await client.close()
-            with pytest.raises(GatewayUnreachableError):
-                await answer.result()
-
-    run(scenario())
+async def test_a_client_of_a_gateway_that_reads_nothing_can_be_closed(cancelled: bool) -> None:
+    async with silent_gateway() as address, AsyncClient(address, reconnect_s=0) as client:
+        answer = client.chat("Hi", images=bytes(64 * 2**20))
+        connection: Any = client._connection
+        await until(lambda: connection._writer.transport.get_write_buffer_size() > 0, "a full socket")
+        if cancelled:
+            closing = asyncio.create_task(connection.close())
+            await until(connection._writer.is_closing, "a connection that is being closed")
+            closing.cancel()
+        await client.close()
+        with pytest.raises(GatewayUnreachableError):
+            await answer.result()
 
 
-def test_a_status_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_status_that_never_comes_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("omnirelay.client.transport.connection.TICK_S", 0.02)
 
-    async def scenario() -> None:
-        async with silent_gateway() as address, AsyncClient(address, reconnect_s=0) as client:
-            with pytest.raises(GatewayUnreachableError, match="has not answered"):
-                await client.status()
-
-    run(scenario())
+    async with silent_gateway() as address, AsyncClient(address, reconnect_s=0) as client:
+        with pytest.raises(GatewayUnreachableError, match="has not answered"):
+            await client.status()

@@ -8,7 +8,6 @@ import pytest
 
 from omnirelay.cli.completion import SHELLS
 from omnirelay.cli.main import main
-from tests.gateway.bench import run
 from tests.support.terminal import terminal
 
 
@@ -34,7 +33,7 @@ def test_every_shell_can_read_its_script(shell: str, script: Path) -> None:
 
 
 @pytest.mark.parametrize("shell", ["bash"], indirect=True)
-def test_bash_completes_commands_options_values_and_files(script: Path, tmp_path: Path) -> None:
+async def test_bash_completes_commands_options_values_and_files(script: Path, tmp_path: Path) -> None:
     (tmp_path / "my.yaml").touch()
     (tmp_path / "models").mkdir()
     become = "import os; os.execvp('bash', ['bash', '--norc', '-i'])"
@@ -47,17 +46,14 @@ def test_bash_completes_commands_options_values_and_files(script: Path, tmp_path
         "omnirelay checkpoint mod\t": "omnirelay checkpoint models",
     }
 
-    async def scenario() -> None:
-        async with terminal("-c", become, cwd=tmp_path, PS1="$ ", INPUTRC="/dev/null") as shown:
-            await shown.see("$ ")
-            shown.type(f"source {script.name}\r")
-            await shown.see("$ ")
-            for keys, line in typed.items():
-                shown.type(keys)
-                await shown.see(line)
-                shown.type("\x15")
-
-    run(scenario())
+    async with terminal("-c", become, cwd=tmp_path, PS1="$ ", INPUTRC="/dev/null") as shown:
+        await shown.see("$ ")
+        shown.type(f"source {script.name}\r")
+        await shown.see("$ ")
+        for keys, line in typed.items():
+            shown.type(keys)
+            await shown.see(line)
+            shown.type("\x15")
 
 
 @pytest.mark.parametrize("shell", ["fish"], indirect=True)

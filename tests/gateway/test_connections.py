@@ -3,7 +3,7 @@
 import asyncio
 import re
 import socket
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -28,17 +28,15 @@ from omnirelay.protocol import (
     parse_tcp,
 )
 from omnirelay.status import StatusReport
-from shared.config import Config
 from shared.config.gateway import Limits
 from shared.http import protocol
-from tests.gateway.bench import Bench, bench, run
-from tests.gateway.conftest import ROOT
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 from tests.gateway.raw_client import RawClient, submit
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
-Configure = Callable[..., Config]
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 LIVE = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n"
 OTHER = ("127.0.0.2", 0)
@@ -95,56 +93,47 @@ async def ask(s: Sockets, where: tuple[str, int], source: tuple[str, int] | None
 
 
 @pytest.mark.parametrize("length", [b"Transfer-Encoding: chunked", b"Content-Length: 30000000"])
-def test_a_body_that_never_comes_is_not_waited_for(
+async def test_a_body_that_never_comes_is_not_waited_for(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, length: bytes
 ) -> None:
     """However long it is said to be."""
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, sockets() as s:
-            reader = await s.connect(b.address, CHAT + length + b"\r\n\r\n")
-            async with asyncio.timeout(60):
-                assert b" 408 " in await reader.readline()
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, sockets() as s:
+        reader = await s.connect(b.address, CHAT + length + b"\r\n\r\n")
+        async with asyncio.timeout(60):
+            assert b" 408 " in await reader.readline()
 
 
 @pytest.mark.parametrize("words", [b"", CHAT + b"Transfer-Encoding: chunked\r\n\r\n"])
-def test_one_address_does_not_take_all_places_of_http(configure: Configure, words: bytes) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
-            for _ in range(30):
-                await s.connect(b.address, words)
-            await until(lambda: s.alive() == 16)
-            assert not await ask(s, b.address)
-            for _ in range(3):
-                assert await ask(s, b.address, OTHER)
-            assert await ask(s, monitor_of(b))
-
-    run(scenario())
+async def test_one_address_does_not_take_all_places_of_http(configure: Configure, words: bytes) -> None:
+    async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
+        for _ in range(30):
+            await s.connect(b.address, words)
+        await until(lambda: s.alive() == 16)
+        assert not await ask(s, b.address)
+        for _ in range(3):
+            assert await ask(s, b.address, OTHER)
+        assert await ask(s, monitor_of(b))
 
 
-def test_one_address_does_not_take_all_places_of_tcp(configure: Configure) -> None:
+async def test_one_address_does_not_take_all_places_of_tcp(configure: Configure) -> None:
     """Idle connections of clients that said hello stay; those of other addresses find a place."""
 
-    async def scenario() -> None:
-        async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
-            listen = parse_tcp(b.listen)
-            for _ in range(30):
-                reader, writer = await asyncio.open_connection(*listen)
-                s.open.append((reader, writer))
-                writer.write(b"")
-            await until(lambda: s.alive() == 16)
-            reader, writer = await asyncio.open_connection(*listen, local_addr=OTHER)
-            raw = RawClient(reader, writer)
-            raw.say(Hello(1))
-            await raw.hear()
-            await raw.close()
-            assert await ask(s, b.address)
-            assert await ask(s, monitor_of(b))
-
-    run(scenario())
+    async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
+        listen = parse_tcp(b.listen)
+        for _ in range(30):
+            reader, writer = await asyncio.open_connection(*listen)
+            s.open.append((reader, writer))
+            writer.write(b"")
+        await until(lambda: s.alive() == 16)
+        reader, writer = await asyncio.open_connection(*listen, local_addr=OTHER)
+        raw = RawClient(reader, writer)
+        raw.say(Hello(1))
+        await raw.hear()
+        await raw.close()
+        assert await ask(s, b.address)
+        assert await ask(s, monitor_of(b))
 
 
 def test_how_many_connections_one_address_can_hold_is_documented() -> None:
@@ -183,101 +172,86 @@ def test_idle_connections_of_whoever_holds_most_give_way() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "http"])
-def test_a_full_server_closes_an_idle_connection_for_a_new_address(
+async def test_a_full_server_closes_an_idle_connection_for_a_new_address(
     configure: Configure, protocol: str
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
-            where = parse_tcp(b.listen) if protocol == "tcp" else b.address
-            server = b.process.access.tcp_places if protocol == "tcp" else b.process.access.http_places
-            for last in range(2, 6):
-                for _ in range(16):
-                    await s.connect(where, source=(f"127.0.0.{last}", 0))
-            await until(lambda: server.quota.free == 0)
-            await until(lambda: s.alive() == 20)
-            if protocol == "tcp":
-                raw = RawClient(*await asyncio.open_connection(*where))
-                raw.say(Hello(1))
-                assert isinstance(await raw.hear(), Welcome)
-                await raw.close()
-            else:
-                assert await ask(s, where)
-            await until(lambda: s.alive() <= 20)
-
-    run(scenario())
+    async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
+        where = parse_tcp(b.listen) if protocol == "tcp" else b.address
+        server = b.process.access.tcp_places if protocol == "tcp" else b.process.access.http_places
+        for last in range(2, 6):
+            for _ in range(16):
+                await s.connect(where, source=(f"127.0.0.{last}", 0))
+        await until(lambda: server.quota.free == 0)
+        await until(lambda: s.alive() == 20)
+        if protocol == "tcp":
+            raw = RawClient(*await asyncio.open_connection(*where))
+            raw.say(Hello(1))
+            assert isinstance(await raw.hear(), Welcome)
+            await raw.close()
+        else:
+            assert await ask(s, where)
+        await until(lambda: s.alive() <= 20)
 
 
-def test_nobody_fills_the_monitor(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_fills_the_monitor(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     """The oldest connection is closed for one more, whoever holds it."""
     monkeypatch.setattr("shared.http.server.MAX_WATCHERS", 4)
 
-    async def scenario() -> None:
-        async with http_bench(configure(watched_gateway())) as b, sockets() as s:
-            where = monitor_of(b)
-            first = await s.connect(where, LIVE)
-            for _ in range(8):
-                await s.connect(where, LIVE)
-            assert await ask(s, where)
-            assert not await is_served(first)
-            await until(lambda: s.alive() == 4)
-
-    run(scenario())
+    async with http_bench(configure(watched_gateway())) as b, sockets() as s:
+        where = monitor_of(b)
+        first = await s.connect(where, LIVE)
+        for _ in range(8):
+            await s.connect(where, LIVE)
+        assert await ask(s, where)
+        assert not await is_served(first)
+        await until(lambda: s.alive() == 4)
 
 
-def test_the_monitor_tells_health_and_metrics_and_nothing_else(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure(watched_gateway(http=None))
-        async with bench(config) as b:
-            url = f"http://127.0.0.1:{monitor_of(b)[1]}"
-            async with httpx.AsyncClient(base_url=url, timeout=10) as http:
-                for path in ("/livez", "/readyz", "/health"):
-                    assert (await http.get(path)).status_code == 200, path
-                assert "omnirelay_stage_up" in (await http.get("/metrics")).text
-                for path in ("/", "/v1/models", "/v1/requests/x", "/page/page.js"):
-                    assert (await http.get(path)).status_code == 404, path
-                assert (await http.post("/v1/chat/completions", json={})).status_code == 404
-                rebound = await http.get("/metrics", headers={"Host": "evil.example"})
-                assert rebound.status_code == 403
-                b.process.gateway.close()
-                assert (await http.get("/readyz")).status_code == 503
-                assert (await http.get("/livez")).status_code == 200
-
-    run(scenario())
+async def test_the_monitor_tells_health_and_metrics_and_nothing_else(configure: Configure) -> None:
+    config = configure(watched_gateway(http=None))
+    async with bench(config) as b:
+        url = f"http://127.0.0.1:{monitor_of(b)[1]}"
+        async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+            for path in ("/livez", "/readyz", "/health"):
+                assert (await http.get(path)).status_code == 200, path
+            assert "omnirelay_stage_up" in (await http.get("/metrics")).text
+            for path in ("/", "/v1/models", "/v1/requests/x", "/page/page.js"):
+                assert (await http.get(path)).status_code == 404, path
+            assert (await http.post("/v1/chat/completions", json={})).status_code == 404
+            rebound = await http.get("/metrics", headers={"Host": "evil.example"})
+            assert rebound.status_code == 403
+            b.process.gateway.close()
+            assert (await http.get("/readyz")).status_code == 503
+            assert (await http.get("/livez")).status_code == 200
 
 
-def test_behind_a_proxy_shares_go_by_the_forwarded_address(configure: Configure) -> None:
+async def test_behind_a_proxy_shares_go_by_the_forwarded_address(configure: Configure) -> None:
     async def send(s: Sockets, b: HttpBench, address: str, what: bytes) -> asyncio.StreamReader:
         return await s.connect(b.address, what + f"X-Forwarded-For: 9.9.9.9, {address}\r\n\r\n".encode())
 
-    async def scenario() -> None:
-        config = configure(watched_gateway(trusted_proxies=["127.0.0.1", "10.0.0.0/8"]), max_connections=20)
-        async with http_bench(config) as b, sockets() as s:
-            slow = CHAT + b"Transfer-Encoding: chunked\r\n"
-            readers = [await send(s, b, "192.0.2.1", slow) for _ in range(18)]
-            heard = [asyncio.create_task(each.readline()) for each in readers]
-            # Those over its share are answered, not hung up on: their connection is the proxy's.
-            await until(lambda: sum(each.done() for each in heard) >= 2)
-            assert all(b" 429 " in each.result() for each in heard if each.done())
-            assert not all(each.done() for each in heard)
-            assert await is_served(await send(s, b, "192.0.2.2, 10.1.1.1", LIVE))
-            for each in heard:
-                each.cancel()
-
-    run(scenario())
+    config = configure(watched_gateway(trusted_proxies=["127.0.0.1", "10.0.0.0/8"]), max_connections=20)
+    async with http_bench(config) as b, sockets() as s:
+        slow = CHAT + b"Transfer-Encoding: chunked\r\n"
+        readers = [await send(s, b, "192.0.2.1", slow) for _ in range(18)]
+        heard = [asyncio.create_task(each.readline()) for each in readers]
+        # Those over its share are answered, not hung up on: their connection is the proxy's.
+        await until(lambda: sum(each.done() for each in heard) >= 2)
+        assert all(b" 429 " in each.result() for each in heard if each.done())
+        assert not all(each.done() for each in heard)
+        assert await is_served(await send(s, b, "192.0.2.2, 10.1.1.1", LIVE))
+        for each in heard:
+            each.cancel()
 
 
-def test_who_is_no_trusted_proxy_is_not_believed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with (
-            http_bench(configure(watched_gateway(trusted_proxies=["10.0.0.1"]), max_connections=5)) as b,
-            sockets() as s,
-        ):
-            for number in range(4):
-                reader = await s.connect(b.address, LIVE + b"X-Forwarded-For: 192.0.2.%d\r\n\r\n" % number)
-                assert await is_served(reader)
-            assert not await ask(s, b.address)
-
-    run(scenario())
+async def test_who_is_no_trusted_proxy_is_not_believed(configure: Configure) -> None:
+    async with (
+        http_bench(configure(watched_gateway(trusted_proxies=["10.0.0.1"]), max_connections=5)) as b,
+        sockets() as s,
+    ):
+        for number in range(4):
+            reader = await s.connect(b.address, LIVE + b"X-Forwarded-For: 192.0.2.%d\r\n\r\n" % number)
+            assert await is_served(reader)
+        assert not await ask(s, b.address)
 
 
 def test_whose_an_address_is() -> None:
@@ -331,82 +305,69 @@ HEADS = {
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
 @pytest.mark.parametrize("lines", HEADS)
-def test_a_head_has_one_limit_however_it_is_cut(configure: Configure, lines: str, pieces: int) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, sockets() as s:
-            for size, served in ((len(HEADS[lines]), False), (30_000, True)):
-                head = LIVE + HEADS[lines][: size // 6 * 6]
-                head += b"\r\n\r\n" if served and lines == "one line" else b"\r\n"
-                reader = await s.connect(b.address)
-                writer = s.open[-1][1]
-                step = -(-len(head) // pieces)
-                for start in range(0, len(head), step):
-                    writer.write(head[start : start + step])
-                    await writer.drain()
-                    await asyncio.sleep(0.001)
-                answer = await reader.readline()
-                assert answer.startswith(b"HTTP/1.1 200" if served else b"HTTP/1.1 400"), (size, answer)
-
-    run(scenario())
+async def test_a_head_has_one_limit_however_it_is_cut(web: HttpBench, lines: str, pieces: int) -> None:
+    async with sockets() as s:
+        for size, served in ((len(HEADS[lines]), False), (30_000, True)):
+            head = LIVE + HEADS[lines][: size // 6 * 6]
+            head += b"\r\n\r\n" if served and lines == "one line" else b"\r\n"
+            reader = await s.connect(web.address)
+            writer = s.open[-1][1]
+            step = -(-len(head) // pieces)
+            for start in range(0, len(head), step):
+                writer.write(head[start : start + step])
+                await writer.drain()
+                await asyncio.sleep(0.001)
+            answer = await reader.readline()
+            assert answer.startswith(b"HTTP/1.1 200" if served else b"HTTP/1.1 400"), (size, answer)
 
 
-def test_a_second_head_has_the_same_limit(configure: Configure) -> None:
+async def test_a_second_head_has_the_same_limit(web: HttpBench) -> None:
     """It may have come together with the first one."""
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, sockets() as s:
-            reader = await s.connect(b.address, LIVE + b"\r\n" + LIVE + HEADS["one line"] + b"\r\n")
-            assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == [b"200", b"400"]
-
-    run(scenario())
+    async with sockets() as s:
+        reader = await s.connect(web.address, LIVE + b"\r\n" + LIVE + HEADS["one line"] + b"\r\n")
+        assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == [b"200", b"400"]
 
 
 @pytest.mark.parametrize("method", [b"POST", b"HEAD"])
-def test_a_body_with_two_lengths_is_refused(configure: Configure, method: bytes) -> None:
+async def test_a_body_with_two_lengths_is_refused(configure: Configure, method: bytes) -> None:
     both = b"Content-Length: 200000000\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, sockets() as s:
-            reader = await s.connect(b.address, CHAT.replace(b"POST", method) + both)
-            answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 400")
-            assert (b"both a Content-Length and a Transfer-Encoding" in answer) is (method == b"POST")
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, sockets() as s:
+        reader = await s.connect(b.address, CHAT.replace(b"POST", method) + both)
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 400")
+        assert (b"both a Content-Length and a Transfer-Encoding" in answer) is (method == b"POST")
 
 
 @pytest.mark.parametrize("keep", [b"Connection: close\r\n", b""])
 @pytest.mark.parametrize("reply", [b"413", b"404"])
-def test_who_sends_a_long_body_hears_the_answer(configure: Configure, keep: bytes, reply: bytes) -> None:
+async def test_who_sends_a_long_body_hears_the_answer(
+    configure: Configure, keep: bytes, reply: bytes
+) -> None:
     """Also if it reads nothing before it has sent all."""
 
-    async def scenario() -> None:
-        limits = {"media": {"max_item_bytes": 10**6, "max_request_bytes": 10**6}, "request_bytes": 10**7}
-        async with http_bench(configure(http_gateway(), **limits)) as b, sockets() as s:
-            path = CHAT if reply == b"413" else CHAT.replace(b"/v1/chat/completions", b"/nowhere")
-            size = 3 * 10**7
-            head = path + keep + b"Content-Length: %d\r\n\r\n" % size
-            reader = await s.connect(b.address, head)
-            writer = s.open[-1][1]
-            await write(writer, size)
-            assert reply in await reader.readline()
-
-    run(scenario())
+    limits = {"media": {"max_item_bytes": 10**6, "max_request_bytes": 10**6}, "request_bytes": 10**7}
+    async with http_bench(configure(http_gateway(), **limits)) as b, sockets() as s:
+        path = CHAT if reply == b"413" else CHAT.replace(b"/v1/chat/completions", b"/nowhere")
+        size = 3 * 10**7
+        head = path + keep + b"Content-Length: %d\r\n\r\n" % size
+        reader = await s.connect(b.address, head)
+        writer = s.open[-1][1]
+        await write(writer, size)
+        assert reply in await reader.readline()
 
 
-def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "DRAIN_BYTES", 10**6)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, sockets() as s:
-            for keep in (b"Connection: close\r\n", b""):
-                head = CHAT.replace(b"/v1/chat/completions", b"/nowhere") + keep
-                await s.connect(b.address, head + b"Content-Length: %d\r\n\r\n" % 10**9)
-                writer = s.open[-1][1]
-                with pytest.raises(ConnectionError):
-                    await write(writer, 10**9)
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, sockets() as s:
+        for keep in (b"Connection: close\r\n", b""):
+            head = CHAT.replace(b"/v1/chat/completions", b"/nowhere") + keep
+            await s.connect(b.address, head + b"Content-Length: %d\r\n\r\n" % 10**9)
+            writer = s.open[-1][1]
+            with pytest.raises(ConnectionError):
+                await write(writer, 10**9)
 
 
 def partial_message(size: int, sent: int) -> bytes:
@@ -420,119 +381,101 @@ async def session(b: HttpBench) -> ClientConnection:
     return socket
 
 
-def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Configure) -> None:
+async def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Configure) -> None:
     """It takes memory as it comes, and makes way for one that goes on."""
     mib = 2**20
 
-    async def scenario() -> None:
-        limits = {"media": {"max_item_bytes": mib, "max_request_bytes": mib}, "request_bytes": 3 * mib}
-        async with http_bench(configure(http_gateway(), **limits, held_bytes=2 * mib)) as b:
-            used = b.process._server._uploads
-            socket = await session(b)
-            socket.transport.write(partial_message(10 * mib, mib))
-            await until(lambda: used.used > mib)
-            other = await session(b)
-            await until(lambda: all(each.speed() < 2**17 for each in used._uploads))
-            other.transport.write(partial_message(2 * mib - 1000, 2 * mib - 1000))
-            assert "error" in await other.recv()
-            async with asyncio.timeout(60):
-                await socket.wait_closed()
-            await until(lambda: used.used == 0)
-            await other.close()
-            await until(lambda: b.process.access.http_places.quota.used == 0)
-
-    run(scenario())
+    limits = {"media": {"max_item_bytes": mib, "max_request_bytes": mib}, "request_bytes": 3 * mib}
+    async with http_bench(configure(http_gateway(), **limits, held_bytes=2 * mib)) as b:
+        used = b.process._server._uploads
+        socket = await session(b)
+        socket.transport.write(partial_message(10 * mib, mib))
+        await until(lambda: used.used > mib)
+        other = await session(b)
+        await until(lambda: all(each.speed() < 2**17 for each in used._uploads))
+        other.transport.write(partial_message(2 * mib - 1000, 2 * mib - 1000))
+        assert "error" in await other.recv()
+        async with asyncio.timeout(60):
+            await socket.wait_closed()
+        await until(lambda: used.used == 0)
+        await other.close()
+        await until(lambda: b.process.access.http_places.quota.used == 0)
 
 
-def test_a_message_of_a_websocket_that_stops_coming_ends_it(
+async def test_a_message_of_a_websocket_that_stops_coming_ends_it(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            socket = await session(b)
-            socket.transport.write(partial_message(10_000_000, 1000))
-            async with asyncio.timeout(60):
-                await socket.wait_closed()
-            assert not b.process._server._uploads._uploads
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        socket = await session(b)
+        socket.transport.write(partial_message(10_000_000, 1000))
+        async with asyncio.timeout(60):
+            await socket.wait_closed()
+        assert not b.process._server._uploads._uploads
 
 
-def test_one_address_does_not_take_all_sessions(
+async def test_one_address_does_not_take_all_sessions(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            mine = [await session(b) for _ in range(4)]
-            with pytest.raises(InvalidStatus, match="429"):
-                await session(b)
-            url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
-            async with connect(url, local_addr=OTHER) as other:
-                await other.recv()
-            for socket in mine:
-                await socket.close()
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        mine = [await session(b) for _ in range(4)]
+        with pytest.raises(InvalidStatus, match="429"):
+            await session(b)
+        url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
+        async with connect(url, local_addr=OTHER) as other:
+            await other.recv()
+        for socket in mine:
+            await socket.close()
 
 
-def test_who_reads_nothing_keeps_no_socket_open(configure: Configure) -> None:
+async def test_who_reads_nothing_keeps_no_socket_open(configure: Configure) -> None:
     """Not after the end of its requests, when the last messages for it cannot be sent."""
 
-    async def scenario() -> None:
-        loop = asyncio.get_running_loop()
-        async with bench(configure()) as b:
-            with socket.create_connection(parse_tcp(b.listen)) as deaf:
-                deaf.setblocking(False)
-                await loop.sock_sendall(deaf, pack(Hello(PROTOCOL_VERSION)))
-                server: Any = b.process._server
-                await until(lambda: len(server._connections) == 1)
-                (connection,) = server._connections.values()
-                transport = connection._writer.transport
-                await until(lambda: connection._max_frame_bytes)
-                answered: list[int] = []
-                status = connection._status
+    loop = asyncio.get_running_loop()
+    async with bench(configure()) as b:
+        with socket.create_connection(parse_tcp(b.listen)) as deaf:
+            deaf.setblocking(False)
+            await loop.sock_sendall(deaf, pack(Hello(PROTOCOL_VERSION)))
+            server: Any = b.process._server
+            await until(lambda: len(server._connections) == 1)
+            (connection,) = server._connections.values()
+            transport = connection._writer.transport
+            await until(lambda: connection._max_frame_bytes)
+            answered: list[int] = []
+            status = connection._status
 
-                def counted() -> StatusReport:
-                    answered.append(1)
-                    return status()
+            def counted() -> StatusReport:
+                answered.append(1)
+                return status()
 
-                def all_answered() -> bool:
-                    return len(answered) == most
+            def all_answered() -> bool:
+                return len(answered) == most
 
-                connection._status, most = counted, 0
-                while not transport.get_write_buffer_size():
-                    # Few at once: above the high-water mark the gateway would wait, and not read the end.
-                    most = len(answered) + 20
-                    for number in range(len(answered), most):
-                        await loop.sock_sendall(deaf, pack(StatusQuery(number)))
-                    await until(all_answered)
-                deaf.shutdown(socket.SHUT_WR)
-                await until(lambda: not server._connections and not b.process.access.tcp_places.taken)
-                await until(lambda: transport.get_extra_info("socket").fileno() == -1)
-
-    run(scenario())
+            connection._status, most = counted, 0
+            while not transport.get_write_buffer_size():
+                # Few at once: above the high-water mark the gateway would wait, and not read the end.
+                most = len(answered) + 20
+                for number in range(len(answered), most):
+                    await loop.sock_sendall(deaf, pack(StatusQuery(number)))
+                await until(all_answered)
+            deaf.shutdown(socket.SHUT_WR)
+            await until(lambda: not server._connections and not b.process.access.tcp_places.taken)
+            await until(lambda: transport.get_extra_info("socket").fileno() == -1)
 
 
-def test_a_cancel_does_not_swallow_an_error_that_is_being_sent(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client = await RawClient.connect(b)
-            (connection,) = b.process._server._connections.values()
-            async with connection._sending:
-                client.say(submit(1, GenerateRequest(messages=[])))
-                # It is refused, and waits for its turn to be sent.
-                await until(lambda: connection._tasks and not connection._opening)
-                client.say(Cancel(1))
-                client.say(Ping())
-                await until(lambda: connection._sending._waiters and len(connection._sending._waiters) == 2)
-            (reply,) = [
-                each for each in (await client.hear(), await client.hear()) if isinstance(each, Reply)
-            ]
-            assert isinstance(reply.event, ErrorEvent)
-            await client.close()
-
-    run(scenario())
+async def test_a_cancel_does_not_swallow_an_error_that_is_being_sent(tcp: Bench) -> None:
+    client = await RawClient.connect(tcp)
+    (connection,) = tcp.process._server._connections.values()
+    async with connection._sending:
+        client.say(submit(1, GenerateRequest(messages=[])))
+        # It is refused, and waits for its turn to be sent.
+        await until(lambda: connection._tasks and not connection._opening)
+        client.say(Cancel(1))
+        client.say(Ping())
+        await until(lambda: connection._sending._waiters and len(connection._sending._waiters) == 2)
+    (reply,) = [each for each in (await client.hear(), await client.hear()) if isinstance(each, Reply)]
+    assert isinstance(reply.event, ErrorEvent)
+    await client.close()

@@ -3,8 +3,8 @@
 import json
 import re
 import wave
-from collections.abc import Awaitable, Callable
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
 
 import pytest
@@ -12,26 +12,22 @@ import pytest
 from omnirelay.cli.chat.slash import COMMANDS
 from omnirelay.cli.output import WordWrap
 from omnirelay.client.wav import pcm16
-from shared.config import Config
 from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.support.terminal import CTRL_C, ENTER, make_program, piped, terminal
 
-Configure = Callable[..., Config]
 PICTURE = b"nobody looks into it here"
 CHAT = ("-m", "omnirelay.cli", "chat", "--gateway")
 
 
-def serving(configure: Configure, use: Callable[[Bench], Awaitable[None]], answering: bool = True) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            if answering:
-                b.stages.serve(b.encode("Hello there"))
-            await use(b)
-
-    run(scenario())
+@asynccontextmanager
+async def serving(configure: Configure, answering: bool = True) -> AsyncIterator[Bench]:
+    async with bench(configure()) as b:
+        if answering:
+            b.stages.serve(b.encode("Hello there"))
+        yield b
 
 
 def text_of(b: Bench, request: ThinkRequest) -> str:
@@ -46,8 +42,8 @@ def turns(*said: str) -> str:
     return "".join([*told, "<|im_start|>assistant\n"])
 
 
-def test_each_line_of_a_pipe_is_a_turn_and_later_ones_hold_the_earlier(configure: Configure) -> None:
-    async def use(b: Bench) -> None:
+async def test_each_line_of_a_pipe_is_a_turn_and_later_ones_hold_the_earlier(configure: Configure) -> None:
+    async with serving(configure) as b:
         status, out, told = await piped(*CHAT, b.listen, "--system", "Be brief.", lines=b"Hi\n\n You? \nlast")
         assert (status, out, told) == (0, "Hello there\n" * 3, "")
         prompts = [text_of(b, request) for request in b.stages.requests]
@@ -56,15 +52,13 @@ def test_each_line_of_a_pipe_is_a_turn_and_later_ones_hold_the_earlier(configure
         assert prompts[2].endswith(turns("Hi", "Hello there", "You?", "Hello there", "last"))
         assert all(prompt.startswith("<|im_start|>system\nBe brief.<|im_end|>") for prompt in prompts)
 
-    serving(configure, use)
 
-
-def test_errors_behind_a_pipe_are_told_and_the_rest_goes_on(configure: Configure) -> None:
+async def test_errors_behind_a_pipe_are_told_and_the_rest_goes_on(configure: Configure) -> None:
     lines = (
         b"Hi\n/nothing\n/new now\n/image\n/image nowhere.png\n\xff\n/save speech.wav\n/voice Nobody\nBye\n"
     )
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         status, out, told = await piped(*CHAT, b.listen, "--text-only", lines=lines)
         assert status == 1
         assert out == "Hello there\n" * 2
@@ -81,11 +75,9 @@ def test_errors_behind_a_pipe_are_told_and_the_rest_goes_on(configure: Configure
         assert len(told.splitlines()) == len(expected)
         assert text_of(b, b.stages.requests[-1]).endswith(turns("Hi", "Hello there", "Bye"))
 
-    serving(configure, use)
 
-
-def test_json_behind_a_pipe(configure: Configure) -> None:
-    async def use(b: Bench) -> None:
+async def test_json_behind_a_pipe(configure: Configure) -> None:
+    async with serving(configure) as b:
         status, out, told = await piped(*CHAT, b.listen, "--json", lines=b"Hi\n/wrong\nBye\n")
         events = [json.loads(line) for line in out.splitlines()]
         kinds = [event["event"] for event in events]
@@ -93,16 +85,14 @@ def test_json_behind_a_pipe(configure: Configure) -> None:
         assert kinds == [*["text", "text", "audio", "audio", "done"], "error", *kinds[:5]]
         assert events[5]["code"] == "invalid_request"
 
-    serving(configure, use)
 
-
-def test_commands(configure: Configure, tmp_path: Path) -> None:
+async def test_commands(configure: Configure, tmp_path: Path) -> None:
     (tmp_path / "a picture.png").write_bytes(PICTURE)
     (tmp_path / "out").mkdir()
     lines = b"Hi\n/image 'a picture.png'\nWhat?\n/voice Ethan\n/image a picture.png\n\n/save out/last.wav\n"
     lines += b"/new\n/save out/none.wav\nAgain\n/voice\n/help\n/quit\nnever sent\n"
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         status, out, told = await piped(*CHAT, b.listen, lines=lines, cwd=tmp_path)
         assert (status, out) == (1, "Hello there\n" * 4)
         first, second, third, fourth = b.stages.requests
@@ -124,13 +114,13 @@ def test_commands(configure: Configure, tmp_path: Path) -> None:
         assert "voices: Chelsie, Ethan" in told
         assert [name for name in COMMANDS if f"\n{name} " not in told] == []
 
-    serving(configure, use)
 
-
-def test_files_of_a_failed_message_are_dropped_and_said_to_be(configure: Configure, tmp_path: Path) -> None:
+async def test_files_of_a_failed_message_are_dropped_and_said_to_be(
+    configure: Configure, tmp_path: Path
+) -> None:
     (tmp_path / "picture.png").write_bytes(PICTURE)
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         lines = b"/image picture.png\nWhat?\nHi\n"
         status, _, told = await piped(*CHAT, b.listen, "--speaker", "Nobody", lines=lines, cwd=tmp_path)
         assert status == 1
@@ -140,24 +130,20 @@ def test_files_of_a_failed_message_are_dropped_and_said_to_be(configure: Configu
         assert told.count("attach its files again") == 1
         assert told.count("unknown_speaker") == 2
 
-    serving(configure, use)
 
-
-def test_a_conversation_that_becomes_too_long(configure: Configure) -> None:
+async def test_a_conversation_that_becomes_too_long(configure: Configure) -> None:
     long = "one two three four five six seven " * 30
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         lines = f"Hi\n{long}\n/new\n{long}\nBye\n".encode()
         status, out, told = await piped(*CHAT, b.listen, "--text-only", lines=lines)
         assert (status, out) == (1, "Hello there\n" * 2)
         assert told.count("prompt_too_long") == 2
         assert told.count("/new starts a new one") == 1
 
-    serving(configure, use)
 
-
-def test_what_would_steer_a_terminal_is_not_shown_on_one(configure: Configure) -> None:
-    async def use(b: Bench) -> None:
+async def test_what_would_steer_a_terminal_is_not_shown_on_one(configure: Configure) -> None:
+    async with serving(configure, answering=False) as b:
         b.stages.serve(b.encode("Hel\x1b]0;mine\x07lo\ttab\r"))
         async with terminal(*CHAT, b.listen, "Hi", "--text-only") as shown:
             await shown.see("Hel\ufffd]0;mine\ufffdlo")
@@ -166,11 +152,9 @@ def test_what_would_steer_a_terminal_is_not_shown_on_one(configure: Configure) -
         assert status == 0
         assert out.startswith("Hel\x1b]0;mine\x07lo\ttab\r")
 
-    serving(configure, use, answering=False)
 
-
-def test_what_stands_in_no_conversation_is_wrong_usage(configure: Configure, tmp_path: Path) -> None:
-    async def use(b: Bench) -> None:
+async def test_what_stands_in_no_conversation_is_wrong_usage(configure: Configure, tmp_path: Path) -> None:
+    async with serving(configure) as b:
         status, _, told = await piped(*CHAT, b.listen, "--out", "x.wav", lines=b"Hi\n")
         assert status == 2
         assert "/save FILE.wav" in told
@@ -182,15 +166,13 @@ def test_what_stands_in_no_conversation_is_wrong_usage(configure: Configure, tmp
         assert status == 1
         assert json.loads(out)["code"] == "gateway_unreachable"
 
-    serving(configure, use)
 
-
-def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
+async def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
     (tmp_path / "picture.png").write_bytes(PICTURE)
     (tmp_path / "pictures").mkdir()
     history = tmp_path / "kept" / "history"
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         chat = (*CHAT, b.listen, "--no-play", "--verbose", "--history", str(history))
         async with terminal(*chat, cwd=tmp_path) as shown:
             await shown.see("speech is not played")
@@ -226,30 +208,25 @@ def test_at_a_terminal(configure: Configure, tmp_path: Path) -> None:
             assert await shown.ended() == 0
         assert len(b.stages.requests) == 2
 
-    serving(configure, use)
+
+async def test_ctrl_c_clears_a_line_and_leaves_at_an_empty_one(configure: Configure) -> None:
+    async with serving(configure) as b, terminal(*CHAT, b.listen, "--text-only") as shown:
+        await shown.see("> ")
+        shown.type("half a li")
+        await shown.see("half a li")
+        await shown.interrupt()
+        await shown.enter("Hi")
+        await shown.see("Hello there")
+        await shown.see("> ")
+        assert text_of(b, b.stages.requests[0]).endswith(turns("Hi"))
+        await shown.interrupt()
+        assert await shown.ended() == 0
 
 
-def test_ctrl_c_clears_a_line_and_leaves_at_an_empty_one(configure: Configure) -> None:
-    async def use(b: Bench) -> None:
-        async with terminal(*CHAT, b.listen, "--text-only") as shown:
-            await shown.see("> ")
-            shown.type("half a li")
-            await shown.see("half a li")
-            await shown.interrupt()
-            await shown.enter("Hi")
-            await shown.see("Hello there")
-            await shown.see("> ")
-            assert text_of(b, b.stages.requests[0]).endswith(turns("Hi"))
-            await shown.interrupt()
-            assert await shown.ended() == 0
-
-    serving(configure, use)
-
-
-def test_a_narrow_terminal_splits_no_word(configure: Configure) -> None:
+async def test_a_narrow_terminal_splits_no_word(configure: Configure) -> None:
     said = " The quick brown fox jumps over the lazy dog and goes on and on."
 
-    async def use(b: Bench) -> None:
+    async with serving(configure, answering=False) as b:
         b.stages.serve(b.encode(said))
         async with terminal(*CHAT, b.listen, "Hi", "--text-only", COLUMNS="20") as shown:
             assert await shown.ended() == 0
@@ -264,8 +241,6 @@ def test_a_narrow_terminal_splits_no_word(configure: Configure) -> None:
         assert "  heartbeat: -" in table
         # A path is not broken.
         assert max(len(line) for line in table if not line.startswith("model: ")) <= 40
-
-    serving(configure, use, answering=False)
 
 
 @pytest.mark.parametrize("size", [1, 3, 200])
@@ -293,10 +268,10 @@ def as_seen(written: str) -> list[str]:
     return lines
 
 
-def test_without_a_player_text_is_all_that_is_asked_for(configure: Configure, tmp_path: Path) -> None:
+async def test_without_a_player_text_is_all_that_is_asked_for(configure: Configure, tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         async with terminal(*CHAT, b.listen, PATH=str(tmp_path / "empty")) as shown:
             await shown.see("no audio player")
             await shown.enter("Hi")
@@ -304,57 +279,50 @@ def test_without_a_player_text_is_all_that_is_asked_for(configure: Configure, tm
             await shown.leave()
         assert b.stages.requests[0].speech is None
 
-    serving(configure, use)
+
+async def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(configure: Configure) -> None:
+    async with (
+        serving(configure, answering=False) as b,
+        terminal(*CHAT, b.listen, "--text-only") as shown,
+    ):
+        await shown.enter("Hi")
+        request = await b.stages.request(0)
+        await b.stages.text(request.request_id, 0, b.encode("Hello"))
+        await shown.see("Hello")
+        shown.type(CTRL_C)
+        await b.stages.aborted(request.request_id)
+        await shown.see("stopped")
+        await until(lambda: b.counts["cancelled"] == 1)
+        await shown.enter("Go on")
+        second = await b.stages.request(1)
+        assert text_of(b, second).endswith(turns("Hi", "Hello", "Go on"))
+        shown.type(CTRL_C)
+        await shown.see("stopped")
+        shown.type(f"/quit{ENTER}")
+        assert await shown.ended() == 0
 
 
-def test_ctrl_c_stops_the_answer_and_keeps_what_was_said(configure: Configure) -> None:
-    async def use(b: Bench) -> None:
-        async with terminal(*CHAT, b.listen, "--text-only") as shown:
-            await shown.enter("Hi")
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            await shown.see("Hello")
-            shown.type(CTRL_C)
-            await b.stages.aborted(request.request_id)
-            await shown.see("stopped")
-            await until(lambda: b.counts["cancelled"] == 1)
-            await shown.enter("Go on")
-            second = await b.stages.request(1)
-            assert text_of(b, second).endswith(turns("Hi", "Hello", "Go on"))
-            shown.type(CTRL_C)
-            await shown.see("stopped")
-            shown.type(f"/quit{ENTER}")
-            assert await shown.ended() == 0
-
-    serving(configure, use, answering=False)
-
-
-def test_a_gateway_that_comes_back_goes_on_with_the_conversation(configure: Configure) -> None:
+async def test_a_gateway_that_comes_back_goes_on_with_the_conversation(configure: Configure) -> None:
     config = configure()
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as first:
-            b = await first.enter_async_context(bench(config))
-            b.stages.serve(b.encode("Hello there"))
-            async with terminal(*CHAT, b.listen, "--text-only") as shown:
-                await shown.enter("Hi")
-                await shown.see("Hello there")
-                await first.aclose()
-                shown.type(f"Lost{ENTER}")
-                await shown.see("gateway_unreachable")
-                async with bench(config) as again:
-                    again.stages.serve(again.encode("Welcome back"))
-                    shown.type(f"You?{ENTER}")
-                    await shown.see("Welcome back")
-                    assert text_of(again, again.stages.requests[0]).endswith(
-                        turns("Hi", "Hello there", "You?")
-                    )
-                    await shown.leave()
-
-    run(scenario())
+    async with AsyncExitStack() as first:
+        b = await first.enter_async_context(bench(config))
+        b.stages.serve(b.encode("Hello there"))
+        async with terminal(*CHAT, b.listen, "--text-only") as shown:
+            await shown.enter("Hi")
+            await shown.see("Hello there")
+            await first.aclose()
+            shown.type(f"Lost{ENTER}")
+            await shown.see("gateway_unreachable")
+            async with bench(config) as again:
+                again.stages.serve(again.encode("Welcome back"))
+                shown.type(f"You?{ENTER}")
+                await shown.see("Welcome back")
+                assert text_of(again, again.stages.requests[0]).endswith(turns("Hi", "Hello there", "You?"))
+                await shown.leave()
 
 
-def test_speech_is_played_and_ctrl_c_at_the_prompt_ends_it_before_the_conversation(
+async def test_speech_is_played_and_ctrl_c_at_the_prompt_ends_it_before_the_conversation(
     configure: Configure, tmp_path: Path
 ) -> None:
     """The player takes its time, as real ones do, and does not die of our Ctrl-C itself."""
@@ -362,50 +330,46 @@ def test_speech_is_played_and_ctrl_c_at_the_prompt_ends_it_before_the_conversati
         tmp_path / "bin" / "aplay", f"cat > '{tmp_path}/played'; touch '{tmp_path}/all'; exec sleep 60"
     )
 
-    async def use(b: Bench) -> None:
-        async with terminal(*CHAT, b.listen, "--verbose", PATH=str(tmp_path / "bin")) as shown:
-            await shown.see("player: aplay")
-            await shown.enter("Hi")
-            await until((tmp_path / "all").exists)
-            assert (tmp_path / "played").stat().st_size == 4 * 360
-            await shown.see("> ")
-            await shown.interrupt()
-            await shown.enter("Again")
-            await shown.see("Hello there")
-            await shown.leave()
+    async with (
+        serving(configure) as b,
+        terminal(*CHAT, b.listen, "--verbose", PATH=str(tmp_path / "bin")) as shown,
+    ):
+        await shown.see("player: aplay")
+        await shown.enter("Hi")
+        await until((tmp_path / "all").exists)
+        assert (tmp_path / "played").stat().st_size == 4 * 360
+        await shown.see("> ")
+        await shown.interrupt()
+        await shown.enter("Again")
+        await shown.see("Hello there")
+        await shown.leave()
 
-    serving(configure, use)
 
-
-def test_a_player_that_dies_is_told_once_and_the_conversation_goes_on(
+async def test_a_player_that_dies_is_told_once_and_the_conversation_goes_on(
     configure: Configure, tmp_path: Path
 ) -> None:
     make_program(tmp_path / "bin" / "aplay", "echo no sound card >&2; exit 3")
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         status, out, told = await piped(
             *CHAT, b.listen, "--play", lines=b"Hi\nAgain\n", env={"PATH": str(tmp_path / "bin")}
         )
         assert (status, out) == (0, "Hello there\n" * 2)
         assert told == "speech is no longer played: aplay ended with exit status 3: no sound card\n"
 
-    serving(configure, use)
 
-
-def test_every_answer_behind_a_pipe_is_played_to_its_end(configure: Configure, tmp_path: Path) -> None:
+async def test_every_answer_behind_a_pipe_is_played_to_its_end(configure: Configure, tmp_path: Path) -> None:
     make_program(tmp_path / "bin" / "aplay", f"cat >> '{tmp_path}/played'")
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         status, _, told = await piped(
             *CHAT, b.listen, "--play", lines=b"Hi\nAgain\n", env={"PATH": str(tmp_path / "bin")}
         )
         assert (status, told) == (0, "")
-
-    serving(configure, use)
     assert (tmp_path / "played").read_bytes() == 2 * (bytes(4 * 240) + b"\0\0\0\x3f" * 120)
 
 
-def test_one_request_at_a_terminal_is_played_and_a_player_that_hangs_delays_no_text(
+async def test_one_request_at_a_terminal_is_played_and_a_player_that_hangs_delays_no_text(
     configure: Configure, tmp_path: Path
 ) -> None:
     make_program(
@@ -413,7 +377,7 @@ def test_one_request_at_a_terminal_is_played_and_a_player_that_hangs_delays_no_t
     )
     out = tmp_path / "speech.wav"
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         async with terminal(*CHAT, b.listen, "Hi", "--out", str(out), PATH=str(tmp_path / "bin")) as shown:
             await shown.see("Hello there")
             await shown.see("wall time")
@@ -422,16 +386,14 @@ def test_one_request_at_a_terminal_is_played_and_a_player_that_hangs_delays_no_t
             assert await shown.ended() == 130
         async with terminal(*CHAT, b.listen, "Hi", "--no-play", PATH=str(tmp_path / "bin")) as shown:
             assert await shown.ended() == 0
-
-    serving(configure, use)
     with wave.open(str(out)) as file:
         assert pcm16((tmp_path / "played").read_bytes()) == file.readframes(file.getnframes())
 
 
-def test_one_request_whose_player_dies(configure: Configure, tmp_path: Path) -> None:
+async def test_one_request_whose_player_dies(configure: Configure, tmp_path: Path) -> None:
     make_program(tmp_path / "bin" / "aplay", "exit 1")
 
-    async def use(b: Bench) -> None:
+    async with serving(configure) as b:
         arguments = ("Hi", "--play", "--verbose")
         status, out, told = await piped(
             *CHAT, b.listen, *arguments, lines=b"", env={"PATH": str(tmp_path / "bin")}
@@ -441,16 +403,11 @@ def test_one_request_whose_player_dies(configure: Configure, tmp_path: Path) -> 
         assert told.startswith("player: aplay\n\ntime to first text: ")
         assert told.endswith("\nthe speech was not played completely: aplay ended with exit status 1\n")
 
-    serving(configure, use)
-
 
 @pytest.mark.parametrize("arguments", [["--play"], ["Hi", "--play"]])
-def test_play_without_a_player_is_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
-    async def scenario() -> None:
-        status, _, told = await piped(
-            "-m", "omnirelay.cli", "chat", *arguments, lines=b"", env={"PATH": str(tmp_path)}
-        )
-        assert status == 2
-        assert "--play needs one of paplay" in told
-
-    run(scenario())
+async def test_play_without_a_player_is_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
+    status, _, told = await piped(
+        "-m", "omnirelay.cli", "chat", *arguments, lines=b"", env={"PATH": str(tmp_path)}
+    )
+    assert status == 2
+    assert "--play needs one of paplay" in told

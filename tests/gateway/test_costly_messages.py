@@ -13,10 +13,13 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
+from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.fields import convert
 from gateway.http.openai import messages, responses
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
+from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
+from gateway.http.realtime.items import Item, read_item, sound_item
 from gateway.http.realtime.protocol import BoundedWebSocket
 from gateway.input.prompt import PromptBuilder
 from gateway.tcp import incoming
@@ -24,9 +27,9 @@ from gateway.validation import Validator
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
-from shared.config import Config
+from shared.config import Config, MediaConfig
 from shared.http.protocol import READ_BYTES, BoundedProtocol
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import bench
 from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.raw_client import RawClient, serves
 
@@ -89,7 +92,7 @@ def test_values_of_a_message_are_counted(monkeypatch: pytest.MonkeyPatch, value:
 
 
 @pytest.mark.parametrize("as_pieces", [False, True])
-def test_a_tcp_message_of_very_many_values_is_refused(
+async def test_a_tcp_message_of_very_many_values_is_refused(
     configure: Callable[..., Config], as_pieces: bool
 ) -> None:
     """100 MiB of a field that repeats stopped the gateway for a second."""
@@ -97,29 +100,26 @@ def test_a_tcp_message_of_very_many_values_is_refused(
     request = b"\xde" + (300).to_bytes(2, "big") + field * 300
     assert msgspec.msgpack.decode(request, type=GenerateRequest).chunk_frames == [1] * 1024
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client = await RawClient.connect(b)
-            if as_pieces:
-                for at in range(0, len(request), MAX_PIECE_BYTES):
-                    data = request[at : at + MAX_PIECE_BYTES]
-                    client.say(Piece(1, at, data, last=at + len(data) == len(request)))
-                answer = await client.hear()
-                assert isinstance(answer, Reply)
-                assert "values" in str(answer.event)
-            else:
-                client.say_bytes(
-                    b"\x83"
-                    + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request")))
-                    + request
-                )
-                answer = await client.hear()
-                assert isinstance(answer, Refusal)
-                assert "values" in answer.message
-            await client.close()
-            await serves(b)
-
-    run(scenario())
+    async with bench(configure()) as b:
+        client = await RawClient.connect(b)
+        if as_pieces:
+            for at in range(0, len(request), MAX_PIECE_BYTES):
+                data = request[at : at + MAX_PIECE_BYTES]
+                client.say(Piece(1, at, data, last=at + len(data) == len(request)))
+            answer = await client.hear()
+            assert isinstance(answer, Reply)
+            assert "values" in str(answer.event)
+        else:
+            client.say_bytes(
+                b"\x83"
+                + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request")))
+                + request
+            )
+            answer = await client.hear()
+            assert isinstance(answer, Refusal)
+            assert "values" in answer.message
+        await client.close()
+        await serves(b)
 
 
 class Compared(str):
@@ -142,7 +142,7 @@ def test_keeping_an_answer_does_not_look_at_all_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chunks", "frames"])
-def test_little_of_a_connection_is_read_at_once(
+async def test_little_of_a_connection_is_read_at_once(
     configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, kind: str
 ) -> None:
     """256 KiB of chunks or frames of a byte stopped the gateway for half a second."""
@@ -161,47 +161,41 @@ def test_little_of_a_connection_is_read_at_once(
         "frames": (f"GET /v1/realtime HTTP/1.1\r\n{upgrade}", b"\x89\x80\0\0\0\0"),
     }[kind]
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            host, port = b.url.removeprefix("http://").split(":")
-            reader, writer = await asyncio.open_connection(host, int(port))
-            writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
-            writer.write(f"{head}Host: {host}\r\n\r\n".encode())
-            if kind == "chunks":
-                writer.write(body * 20_000 + b"0\r\n\r\n")
-                assert (await reader.readline()).split()[1] == b"400"
-            else:
-                await reader.readuntil(b"\r\n\r\n")
-                writer.write(body * 20_000)
-                async with asyncio.timeout(60):
-                    while sum(sizes) < 20_000 * len(body):
-                        await asyncio.sleep(0.01)
-            writer.transport.abort()
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        host, port = b.url.removeprefix("http://").split(":")
+        reader, writer = await asyncio.open_connection(host, int(port))
+        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+        writer.write(f"{head}Host: {host}\r\n\r\n".encode())
+        if kind == "chunks":
+            writer.write(body * 20_000 + b"0\r\n\r\n")
+            assert (await reader.readline()).split()[1] == b"400"
+        else:
+            await reader.readuntil(b"\r\n\r\n")
+            writer.write(body * 20_000)
+            async with asyncio.timeout(60):
+                while sum(sizes) < 20_000 * len(body):
+                    await asyncio.sleep(0.01)
+        writer.transport.abort()
     assert sum(sizes) >= 20_000 * len(body)
     assert max(sizes) <= READ_BYTES
 
 
-def test_a_message_has_a_bounded_number_of_fragments(
+async def test_a_message_has_a_bounded_number_of_fragments(
     configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.protocol.MAX_FRAGMENTS", 16)
 
-    async def scenario() -> None:
-        async with (
-            http_bench(configure(http_gateway())) as b,
-            connect(b.url.replace("http", "ws") + "/v1/realtime") as client,
-        ):
-            await client.recv()
-            await client.send(iter(["{"] + [" "] * 10 + ["}"]))
-            assert '"error"' in await client.recv()
-            with suppress(ConnectionClosedError):
-                await client.send(iter(["{"] + [" "] * 10_000 + ["}"]))
-            await client.wait_closed()
-            assert client.close_code == 1009
-
-    run(scenario())
+    async with (
+        http_bench(configure(http_gateway())) as b,
+        connect(b.url.replace("http", "ws") + "/v1/realtime") as client,
+    ):
+        await client.recv()
+        await client.send(iter(["{"] + [" "] * 10 + ["}"]))
+        assert '"error"' in await client.recv()
+        with suppress(ConnectionClosedError):
+            await client.send(iter(["{"] + [" "] * 10_000 + ["}"]))
+        await client.wait_closed()
+        assert client.close_code == 1009
 
 
 def test_a_text_that_is_too_long_by_far_is_not_tokenized_to_its_end(
@@ -224,3 +218,24 @@ def test_a_text_that_is_too_long_by_far_is_not_tokenized_to_its_end(
         with pytest.raises(PromptTooLongError, match="or more"):
             validator.prompt(request)
     assert sum(map(len, texts)) == 2 * 2000
+
+
+def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """512 items of 64 parts that gave way to a recording stopped the gateway for 8 s."""
+    held = MemoryBudget(2**30, lambda: 1).of("a")
+    conversation, weighed = RealtimeConversation(MediaConfig(max_request_bytes=2**20), held), 0
+    for _ in range(MAX_ITEMS - 1):
+        conversation.add(read_item({"role": "user", "content": [{"type": "input_text", "text": "x"}]}, ""))
+    conversation.add(sound_item(bytearray(2**20 - 100), "last"))
+    weight = Item.weight.fget  # type: ignore[attr-defined]
+
+    def weigh(item: Item) -> int:
+        nonlocal weighed
+        weighed += 1
+        size: int = weight(item)
+        return size
+
+    monkeypatch.setattr(Item, "weight", property(weigh))
+    deleted = conversation.make_room()
+    assert 300 < len(deleted) < MAX_ITEMS
+    assert weighed == MAX_ITEMS

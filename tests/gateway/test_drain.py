@@ -2,19 +2,16 @@
 
 import asyncio
 import time
-from collections.abc import Callable
 
 import pytest
 
 from omnirelay import AsyncClient, errors
-from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
+from tests.gateway.http_bench import HI, MODEL, HttpBench
 from tests.gateway.scripted import Script, whole
 
-Configure = Callable[..., Config]
 LONG_S = 60.0
 """A grace period whose end no test sees."""
 
@@ -25,103 +22,91 @@ def drains(b: Bench, grace_s: float = LONG_S) -> tuple[asyncio.Task[None], async
     return asyncio.create_task(b.process.drain(grace_s, hurry)), hurry
 
 
-def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=1)) as b, b.client() as client:
-            script = Script(b)
-            served = client.chat("Hi", seed=0)
-            first = await b.stages.request(0)
-            await script.play(first, 0.5, 0.5, 0.4)
-            queued = client.chat("Hi", seed=1)
-            await until(lambda: b.counts["queued"] == 1)
-            drain, _ = drains(b)
-            await until(lambda: b.process.gateway.stopping)
-            with pytest.raises(errors.StoppingError, match="is stopping") as refused:
-                await client.chat("Hi").result()
-            assert 1000 <= refused.value.retry_after_ms <= 1000 * LONG_S
-            with pytest.raises(errors.GatewayUnreachableError):
-                async with AsyncClient(b.listen) as other:
-                    await other.status()
-            await script.play(first)
-            await whole(served, script)
-            assert not drain.done()
-            await script.play(await b.stages.request(1))
-            await whole(queued, script)
-            await drain
-            assert b.counts["completed"] == 2
-
-    run(scenario())
+async def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -> None:
+    async with bench(configure(max_active=1)) as b, b.client() as client:
+        script = Script(b)
+        served = client.chat("Hi", seed=0)
+        first = await b.stages.request(0)
+        await script.play(first, 0.5, 0.5, 0.4)
+        queued = client.chat("Hi", seed=1)
+        await until(lambda: b.counts["queued"] == 1)
+        drain, _ = drains(b)
+        await until(lambda: b.process.gateway.stopping)
+        with pytest.raises(errors.StoppingError, match="is stopping") as refused:
+            await client.chat("Hi").result()
+        assert 1000 <= refused.value.retry_after_ms <= 1000 * LONG_S
+        with pytest.raises(errors.GatewayUnreachableError):
+            async with AsyncClient(b.listen) as other:
+                await other.status()
+        await script.play(first)
+        await whole(served, script)
+        assert not drain.done()
+        await script.play(await b.stages.request(1))
+        await whole(queued, script)
+        await drain
+        assert b.counts["completed"] == 2
 
 
 @pytest.mark.parametrize("hurried", [False, True])
-def test_what_has_not_ended_in_time_is_cancelled(configure: Configure, hurried: bool) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            answer = client.chat("Hi")
-            await b.stages.request(0)
-            began = time.monotonic()
-            drain, hurry = drains(b, LONG_S if hurried else 0.3)
-            if hurried:
-                await until(lambda: b.process.gateway.stopping)
-                hurry.set()
-            await drain
-            assert hurried or time.monotonic() - began >= 0.3
-            stop = asyncio.create_task(b.process.stop())
-            with pytest.raises(errors.CancelledRequestError, match="shutting down"):
-                await answer.result()
-            await stop
-
-    run(scenario())
+async def test_what_has_not_ended_in_time_is_cancelled(
+    tcp: Bench, client: AsyncClient, hurried: bool
+) -> None:
+    answer = client.chat("Hi")
+    await tcp.stages.request(0)
+    began = time.monotonic()
+    drain, hurry = drains(tcp, LONG_S if hurried else 0.3)
+    if hurried:
+        await until(lambda: tcp.process.gateway.stopping)
+        hurry.set()
+    await drain
+    assert hurried or time.monotonic() - began >= 0.3
+    stop = asyncio.create_task(tcp.process.stop())
+    with pytest.raises(errors.CancelledRequestError, match="shutting down"):
+        await answer.result()
+    await stop
 
 
-def test_an_answer_that_is_not_read_yet_is_waited_for(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            script = Script(b)
-            asked = asyncio.create_task(
-                b.ai.chat.completions.create(model=MODEL, messages=HI, stream=False, modalities=["text"])
-            )
-            request = await b.stages.request(0)
-            # A connection of its own, opened before.
-            assert (await b.http.get("/readyz")).status_code == 200
-            drain, _ = drains(b)
-            await until(lambda: b.process.gateway.stopping)
-            ready = await b.http.get("/readyz")
-            assert ready.status_code == 503
-            assert "draining" in ready.json()["reasons"][0]
-            told = await b.post()
-            assert (told.status_code, told.json()["error"]["code"]) == (503, "stopping")
-            assert 1 <= int(told.headers["Retry-After"]) <= LONG_S
-            assert not drain.done()
-            await script.play(request)
-            assert (await asked).choices[0].message.content
-            await drain
-
-    run(scenario())
+async def test_an_answer_that_is_not_read_yet_is_waited_for(web: HttpBench) -> None:
+    script = Script(web)
+    asked = asyncio.create_task(
+        web.ai.chat.completions.create(model=MODEL, messages=HI, stream=False, modalities=["text"])
+    )
+    request = await web.stages.request(0)
+    # A connection of its own, opened before.
+    assert (await web.http.get("/readyz")).status_code == 200
+    drain, _ = drains(web)
+    await until(lambda: web.process.gateway.stopping)
+    ready = await web.http.get("/readyz")
+    assert ready.status_code == 503
+    assert "draining" in ready.json()["reasons"][0]
+    told = await web.post()
+    assert (told.status_code, told.json()["error"]["code"]) == (503, "stopping")
+    assert 1 <= int(told.headers["Retry-After"]) <= LONG_S
+    assert not drain.done()
+    await script.play(request)
+    assert (await asked).choices[0].message.content
+    await drain
 
 
-def test_stages_that_stop_at_the_same_moment_serve_the_line_until_the_gateway_has_ended(
+async def test_stages_that_stop_at_the_same_moment_serve_the_line_until_the_gateway_has_ended(
     configure: Configure,
 ) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=1)) as b, b.client() as client:
-            script = Script(b)
-            answers = [client.chat("Hi", seed=each) for each in range(3)]
-            first = await b.stages.request(0)
-            await until(lambda: b.counts["queued"] == 2)
-            for stage in STAGES:
-                b.stages.replica(stage).draining = True
-            registry = b.process.gateway.registry
-            drain, _ = drains(b)
-            await until(lambda: all(each.beat.draining for each in registry.replicas()))
-            await script.play(first)
-            for index in (1, 2):
-                await script.play(await b.stages.request(index))
-            for answer in answers:
-                await whole(answer, script)
-            await drain
-            assert not any(b.stages.replica(stage).released for stage in STAGES)
-            await b.process.stop()
-            await until(lambda: all(b.stages.replica(stage).gateway is None for stage in STAGES))
-
-    run(scenario())
+    async with bench(configure(max_active=1)) as b, b.client() as client:
+        script = Script(b)
+        answers = [client.chat("Hi", seed=each) for each in range(3)]
+        first = await b.stages.request(0)
+        await until(lambda: b.counts["queued"] == 2)
+        for stage in STAGES:
+            b.stages.replica(stage).draining = True
+        registry = b.process.gateway.registry
+        drain, _ = drains(b)
+        await until(lambda: all(each.beat.draining for each in registry.replicas()))
+        await script.play(first)
+        for index in (1, 2):
+            await script.play(await b.stages.request(index))
+        for answer in answers:
+            await whole(answer, script)
+        await drain
+        assert not any(b.stages.replica(stage).released for stage in STAGES)
+        await b.process.stop()
+        await until(lambda: all(b.stages.replica(stage).gateway is None for stage in STAGES))

@@ -2,7 +2,6 @@
 
 import asyncio
 from collections import Counter
-from collections.abc import Callable
 from contextlib import AsyncExitStack, ExitStack
 
 import pytest
@@ -15,11 +14,9 @@ from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.fairness.quota import Quota
 from gateway.fairness.semaphore import FairSemaphore
 from omnirelay.errors import BusyError
-from shared.config import Config
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import Configure, bench
 from tests.gateway.fake_stages import until
 
-Configure = Callable[..., Config]
 STEPS = st.lists(
     st.tuples(
         st.sampled_from(["come", "come", "come", "finish", "cancel"]), st.integers(0, 5), st.integers(-1, 1)
@@ -327,50 +324,44 @@ def test_held_bytes_are_shared_and_one_request_may_have_all_of_them() -> None:
     assert held.total == 950
 
 
-def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -> None:
-    async def scenario() -> None:
-        room = FairSemaphore(10)
-        got: list[str] = []
-        async with AsyncExitStack() as stack:
+async def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -> None:
+    room = FairSemaphore(10)
+    got: list[str] = []
+    async with AsyncExitStack() as stack:
 
-            async def take(client: str, size: int) -> None:
-                await stack.enter_async_context(room.take(size, client))
-                got.append(client)
+        async def take(client: str, size: int) -> None:
+            await stack.enter_async_context(room.take(size, client))
+            got.append(client)
 
-            await take("a", 5)
-            await take("a", 4)
-            tasks = [asyncio.create_task(take(*each)) for each in (("a", 1), ("b", 1))]
-            # It has 9 of 10: the last one is for whoever has none.
-            await until(lambda: got == ["a", "a", "b"])
-            assert len(room._waiting) == 1
-            gone = asyncio.create_task(take("c", 3))
-            await until(lambda: len(room._waiting) == 2)
-            gone.cancel()
-            await until(gone.done)
-            assert len(room._waiting) == 1
-            await stack.aclose()
-            await asyncio.gather(tasks[0])
-            assert got == ["a", "a", "b", "a"]
-        assert room._quota.used == len(room._waiting) == 0
-
-    run(scenario())
+        await take("a", 5)
+        await take("a", 4)
+        tasks = [asyncio.create_task(take(*each)) for each in (("a", 1), ("b", 1))]
+        # It has 9 of 10: the last one is for whoever has none.
+        await until(lambda: got == ["a", "a", "b"])
+        assert len(room._waiting) == 1
+        gone = asyncio.create_task(take("c", 3))
+        await until(lambda: len(room._waiting) == 2)
+        gone.cancel()
+        await until(gone.done)
+        assert len(room._waiting) == 1
+        await stack.aclose()
+        await asyncio.gather(tasks[0])
+        assert got == ["a", "a", "b", "a"]
+    assert room._quota.used == len(room._waiting) == 0
 
 
-def test_a_waiter_that_is_cancelled_as_units_return_leaves_them_to_the_next() -> None:
-    async def scenario() -> None:
-        room = FairSemaphore(1)
-        await room.enter(1, "a")
-        cancelled, next_one = (asyncio.create_task(room.enter(1, client)) for client in "bc")
-        await asyncio.sleep(0)
-        cancelled.cancel()
-        # Before the task that waits knows of it.
-        room.leave(1, "a")
-        await asyncio.wait_for(next_one, 10)
-        assert cancelled.cancelled()
-        room.leave(1, "c")
-        assert room._quota.used == 0
-
-    run(scenario())
+async def test_a_waiter_that_is_cancelled_as_units_return_leaves_them_to_the_next() -> None:
+    room = FairSemaphore(1)
+    await room.enter(1, "a")
+    cancelled, next_one = (asyncio.create_task(room.enter(1, client)) for client in "bc")
+    await asyncio.sleep(0)
+    cancelled.cancel()
+    # Before the task that waits knows of it.
+    room.leave(1, "a")
+    await asyncio.wait_for(next_one, 10)
+    assert cancelled.cancelled()
+    room.leave(1, "c")
+    assert room._quota.used == 0
 
 
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 14), st.booleans()), max_size=30))
@@ -408,49 +399,43 @@ def test_a_line_passes_over_who_may_not_be_served() -> None:
 
 
 @pytest.mark.parametrize("max_active", [1, 2])
-def test_sixty_requests_of_one_connection_do_not_hold_up_another(
+async def test_sixty_requests_of_one_connection_do_not_hold_up_another(
     configure: Configure, max_active: int
 ) -> None:
-    async def scenario() -> None:
-        config = configure(max_active=max_active, max_queued=64)
-        async with bench(config) as b, b.client() as greedy, b.client() as modest:
-            many = [greedy.chat(f"Question {number}", speech=False) for number in range(60)]
-            await until(lambda: b.counts["queued"] == 60 - max_active)
-            one = modest.chat("Hi", speech=False)
-            await until(lambda: b.counts["queued"] == 61 - max_active)
-            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
-            await b.stages.answer(await b.stages.request(max_active), b.encode("Modest"))
-            assert (await one.result()).text == "Modest"
-            for answer in many:
-                answer.cancel()
-
-    run(scenario())
+    config = configure(max_active=max_active, max_queued=64)
+    async with bench(config) as b, b.client() as greedy, b.client() as modest:
+        many = [greedy.chat(f"Question {number}", speech=False) for number in range(60)]
+        await until(lambda: b.counts["queued"] == 60 - max_active)
+        one = modest.chat("Hi", speech=False)
+        await until(lambda: b.counts["queued"] == 61 - max_active)
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        await b.stages.answer(await b.stages.request(max_active), b.encode("Modest"))
+        assert (await one.result()).text == "Modest"
+        for answer in many:
+            answer.cancel()
 
 
-def test_under_overload_everyone_is_answered_and_nothing_is_left(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=2, max_queued=20)) as b, AsyncExitStack() as stack:
-            b.stages.serve(b.encode("Hello"))
-            clients = [await stack.enter_async_context(b.client()) for _ in range(10)]
-            told: Counter[str] = Counter()
-            served: Counter[int] = Counter()
+async def test_under_overload_everyone_is_answered_and_nothing_is_left(configure: Configure) -> None:
+    async with bench(configure(max_active=2, max_queued=20)) as b, AsyncExitStack() as stack:
+        b.stages.serve(b.encode("Hello"))
+        clients = [await stack.enter_async_context(b.client()) for _ in range(10)]
+        told: Counter[str] = Counter()
+        served: Counter[int] = Counter()
 
-            async def ask(number: int) -> None:
-                try:
-                    await clients[number].chat("Hi", speech=False).result()
-                except BusyError as error:
-                    told["busy"] += error.retry_after_ms > 0
-                else:
-                    told["served"] += 1
-                    served[number] += 1
+        async def ask(number: int) -> None:
+            try:
+                await clients[number].chat("Hi", speech=False).result()
+            except BusyError as error:
+                told["busy"] += error.retry_after_ms > 0
+            else:
+                told["served"] += 1
+                served[number] += 1
 
-            await asyncio.gather(*(ask(number % 10) for number in range(300)))
-            assert told["busy"] + told["served"] == 300
-            assert told["busy"] > 0
-            assert len(served) == 10, "each got something"
-            gateway = b.process.gateway
-            assert gateway._admission._places.used == gateway.held.total == 0
-            assert not gateway._admission._queues
-            assert (await clients[0].chat("Hi", speech=False).result()).text == "Hello"
-
-    run(scenario())
+        await asyncio.gather(*(ask(number % 10) for number in range(300)))
+        assert told["busy"] + told["served"] == 300
+        assert told["busy"] > 0
+        assert len(served) == 10, "each got something"
+        gateway = b.process.gateway
+        assert gateway._admission._places.used == gateway.held.total == 0
+        assert not gateway._admission._queues
+        assert (await clients[0].chat("Hi", speech=False).result()).text == "Hello"

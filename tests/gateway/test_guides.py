@@ -12,11 +12,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 from shared.config import DEFAULT_CHECKPOINT, Config
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import bench
+from tests.support.children import ROOT
 from tests.support.ports import free_ports
 from tests.support.terminal import environment
 
-ROOT = Path(__file__).resolve().parents[2]
 SHIM = """#!/bin/sh
 case "$1" in chat|status) set -- "$@" --gateway {gateway};; esac
 exec {python} -m omnirelay.cli "$@"
@@ -29,40 +29,37 @@ def commands() -> list[str]:
     return [command for command in found if command != "omnirelay doctor"]
 
 
-def test_the_quick_start(configure: Callable[..., Config], tmp_path: Path) -> None:
+async def test_the_quick_start(configure: Callable[..., Config], tmp_path: Path) -> None:
     assert len(commands()) >= 8
     made = tmp_path / DEFAULT_CHECKPOINT
     made.parent.mkdir(parents=True)
     made.symlink_to(ROOT / "checkpoint" / made.name)
     path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
 
-    async def scenario() -> None:
-        http = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-        async with bench(configure({"http": http})) as b:
-            b.stages.serve(b.encode("Hello"))
-            shim = tmp_path / "omnirelay"
-            shim.write_text(SHIM.format(gateway=b.listen, python=sys.executable))
-            shim.chmod(0o755)
-            for command in commands():
-                if command.startswith("curl") and shutil.which("curl") is None:
-                    continue
-                process = await asyncio.create_subprocess_exec(
-                    "bash",
-                    "-ec",
-                    command.replace("http://127.0.0.1:8000", http.replace("tcp", "http")),
-                    cwd=tmp_path,
-                    env=environment(**path),
-                    stdin=asyncio.subprocess.PIPE,
-                    stdout=asyncio.subprocess.PIPE,
-                    stderr=asyncio.subprocess.PIPE,
-                )
-                out, told = await process.communicate(b"Hi\n" if command == "omnirelay chat" else b"")
-                if not command.startswith("curl"):
-                    assert process.returncode == 0, (command, told)
-                    assert (b"written: reply.wav\n" in told) == ("--out reply.wav" in command)
-                assert b"Hello" in out or command.startswith(("omnirelay status", "source"))
-            kinds = [tuple(item.kind for item in request.media) for request in b.stages.requests]
-            assert kinds == [(), (), (), ("image",), ("audio",), ()]
-
-    run(scenario())
+    http = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    async with bench(configure({"http": http})) as b:
+        b.stages.serve(b.encode("Hello"))
+        shim = tmp_path / "omnirelay"
+        shim.write_text(SHIM.format(gateway=b.listen, python=sys.executable))
+        shim.chmod(0o755)
+        for command in commands():
+            if command.startswith("curl") and shutil.which("curl") is None:
+                continue
+            process = await asyncio.create_subprocess_exec(
+                "bash",
+                "-ec",
+                command.replace("http://127.0.0.1:8000", http.replace("tcp", "http")),
+                cwd=tmp_path,
+                env=environment(**path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, told = await process.communicate(b"Hi\n" if command == "omnirelay chat" else b"")
+            if not command.startswith("curl"):
+                assert process.returncode == 0, (command, told)
+                assert (b"written: reply.wav\n" in told) == ("--out reply.wav" in command)
+            assert b"Hello" in out or command.startswith(("omnirelay status", "source"))
+        kinds = [tuple(item.kind for item in request.media) for request in b.stages.requests]
+        assert kinds == [(), (), (), ("image",), ("audio",), ()]
     assert (tmp_path / "reply.wav").stat().st_size > 44

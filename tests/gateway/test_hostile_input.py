@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import os
-from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -25,262 +24,219 @@ from omnirelay.protocol import (
     pack,
 )
 from omnirelay.version import version
-from shared.config import Config
 from shared.messages import Abort, AudioChunk, TextDelta
 from shared.messages.payloads import Blob
 from shared.transport.control import ControlClient
 from shared.transport.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.raw_client import HI, RawClient, serves, submit
 
-Configure = Callable[..., Config]
+
+async def test_other_version_is_told_both_versions(tcp: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    raw = await RawClient.connect(tcp, greet=False)
+    raw.say(Hello(PROTOCOL_VERSION + 1))
+    refused = await raw.hear()
+    assert isinstance(refused, Refusal)
+    assert refused.code == "version_unsupported"
+    assert str(PROTOCOL_VERSION + 1) in refused.message
+    assert await raw.closed()
+    await raw.close()
+    monkeypatch.setattr("omnirelay.client.transport.connection.PROTOCOL_VERSION", 99)
+    with pytest.raises(errors.VersionError, match="99"):
+        await tcp.client().connect()
+    monkeypatch.undo()
+    await serves(tcp)
 
 
-def test_other_version_is_told_both_versions(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b, greet=False)
-            raw.say(Hello(PROTOCOL_VERSION + 1))
-            refused = await raw.hear()
-            assert isinstance(refused, Refusal)
-            assert refused.code == "version_unsupported"
-            assert str(PROTOCOL_VERSION + 1) in refused.message
-            assert await raw.closed()
-            await raw.close()
-            monkeypatch.setattr("omnirelay.client.transport.connection.PROTOCOL_VERSION", 99)
-            with pytest.raises(errors.VersionError, match="99"):
-                await b.client().connect()
-            monkeypatch.undo()
-            await serves(b)
-
-    run(scenario())
-
-
-def test_client_must_begin_with_hello(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_client_must_begin_with_hello(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.05)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
-                raw = await RawClient.connect(b, greet=False)
-                raw.writer.write(first)
-                assert isinstance(await raw.hear(), Refusal)
-                assert await raw.closed()
-                await raw.close()
-            await serves(b)
-
-    run(scenario())
-
-
-def test_oversize_length_is_refused_before_it_is_read(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(media={"max_request_bytes": 1000}, request_bytes=1000)) as b:
-            raw = await RawClient.connect(b)
-            raw.say(submit(1, HI))
-            request = await b.stages.request(0)
-            raw.writer.write(b"\xff\xff\xff\xff")
-            while not isinstance(heard := await raw.hear(), Refusal):
-                pass
-            assert "4294967295 bytes, at most 1000" in heard.message
-            await b.stages.aborted(request.request_id)
+    async with bench(configure()) as b:
+        for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
+            raw = await RawClient.connect(b, greet=False)
+            raw.writer.write(first)
+            assert isinstance(await raw.hear(), Refusal)
+            assert await raw.closed()
             await raw.close()
-            await serves(b)
-
-    run(scenario())
+        await serves(b)
 
 
-def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            for last in (False, True):
-                raw.say(Piece(7, 5, b"x", last=last))
-                reply = await raw.hear()
-                assert isinstance(reply, Reply)
-                assert isinstance(reply.event, ErrorEvent)
-                assert (reply.id, reply.event.code) == (7, "invalid_request")
-                assert "a piece begins at 5, but 0 bytes have come" in reply.event.message
-                if not last:
-                    # The remaining pieces of an upload that has ended are dropped.
-                    raw.say(Piece(7, 6, b"x"))
-                    raw.say(Piece(7, 7, b"x", last=True))
-            raw.say(Cancel(7))
-            raw.say(submit(8, HI))
-            reply = await raw.hear()
-            assert isinstance(reply, Reply)
-            assert reply.id == 8
-            raw.say(Piece(8, 5, b"x"))
-            refused = await raw.hear()
-            assert isinstance(refused, Refusal)
-            assert "request 8 is still being answered" in refused.message
-            await raw.close()
-
-    run(scenario())
+async def test_oversize_length_is_refused_before_it_is_read(configure: Configure) -> None:
+    async with bench(configure(media={"max_request_bytes": 1000}, request_bytes=1000)) as b:
+        raw = await RawClient.connect(b)
+        raw.say(submit(1, HI))
+        request = await b.stages.request(0)
+        raw.writer.write(b"\xff\xff\xff\xff")
+        while not isinstance(heard := await raw.hear(), Refusal):
+            pass
+        assert "4294967295 bytes, at most 1000" in heard.message
+        await b.stages.aborted(request.request_id)
+        await raw.close()
+        await serves(b)
 
 
-def test_pieces_of_uploads_long_ended_are_forgotten(
+async def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(tcp: Bench) -> None:
+    raw = await RawClient.connect(tcp)
+    for last in (False, True):
+        raw.say(Piece(7, 5, b"x", last=last))
+        reply = await raw.hear()
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.event, ErrorEvent)
+        assert (reply.id, reply.event.code) == (7, "invalid_request")
+        assert "a piece begins at 5, but 0 bytes have come" in reply.event.message
+        if not last:
+            # The remaining pieces of an upload that has ended are dropped.
+            raw.say(Piece(7, 6, b"x"))
+            raw.say(Piece(7, 7, b"x", last=True))
+    raw.say(Cancel(7))
+    raw.say(submit(8, HI))
+    reply = await raw.hear()
+    assert isinstance(reply, Reply)
+    assert reply.id == 8
+    raw.say(Piece(8, 5, b"x"))
+    refused = await raw.hear()
+    assert isinstance(refused, Refusal)
+    assert "request 8 is still being answered" in refused.message
+    await raw.close()
+
+
+async def test_pieces_of_uploads_long_ended_are_forgotten(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.tcp.connection.MAX_ENDED_EARLY", 2)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            for number in range(3):
-                raw.say(Piece(number, 5, b"x"))
-                assert isinstance(await raw.hear(), Reply)
-            (connection,) = b.process._server._connections.values()
-            assert list(connection._ended_early) == [1, 2]
-            await raw.close()
-
-    run(scenario())
+    async with bench(configure()) as b:
+        raw = await RawClient.connect(b)
+        for number in range(3):
+            raw.say(Piece(number, 5, b"x"))
+            assert isinstance(await raw.hear(), Reply)
+        (connection,) = b.process._server._connections.values()
+        assert list(connection._ended_early) == [1, 2]
+        await raw.close()
 
 
-def test_wrong_messages_end_only_themselves(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            raw.say(submit(1, HI))
-            request = await b.stages.request(0)
-            for body in (b"\xc1", b"\x81\xa4type\xa7unknown", msgspec.msgpack.encode(Hello(1))):
-                raw.say_bytes(body)
-            raw.say(submit(1, HI))
-            raw.say(Submit(2, msgspec.Raw(msgspec.msgpack.encode({"speach": True}))))
-            raw.say(
-                Submit(3, msgspec.Raw(msgspec.msgpack.encode({"messages": [{"role": "x", "content": 1}]})))
-            )
-            refused: list[str] = []
-            wrong: list[str] = []
-            while len(refused) < 4 or len(wrong) < 2:
-                heard = await raw.hear()
-                if isinstance(heard, Refusal):
-                    refused.append(heard.code)
-                elif isinstance(heard, Reply) and isinstance(heard.event, ErrorEvent):
-                    wrong.append(heard.event.code)
-            assert set(refused) == {"message_invalid"}
-            assert set(wrong) == {"invalid_request"}
-            await b.stages.answer(request, b.encode("Hello"))
-            while not (isinstance(heard := await raw.hear(), Reply) and isinstance(heard.event, DoneEvent)):
-                pass
-            assert heard.event.text == "Hello"
-            assert b.process.status().refused == {"message_invalid": 4}
-            await raw.close()
-
-    run(scenario())
+async def test_wrong_messages_end_only_themselves(tcp: Bench) -> None:
+    raw = await RawClient.connect(tcp)
+    raw.say(submit(1, HI))
+    request = await tcp.stages.request(0)
+    for body in (b"\xc1", b"\x81\xa4type\xa7unknown", msgspec.msgpack.encode(Hello(1))):
+        raw.say_bytes(body)
+    raw.say(submit(1, HI))
+    raw.say(Submit(2, msgspec.Raw(msgspec.msgpack.encode({"speach": True}))))
+    raw.say(Submit(3, msgspec.Raw(msgspec.msgpack.encode({"messages": [{"role": "x", "content": 1}]}))))
+    refused: list[str] = []
+    wrong: list[str] = []
+    while len(refused) < 4 or len(wrong) < 2:
+        heard = await raw.hear()
+        if isinstance(heard, Refusal):
+            refused.append(heard.code)
+        elif isinstance(heard, Reply) and isinstance(heard.event, ErrorEvent):
+            wrong.append(heard.event.code)
+    assert set(refused) == {"message_invalid"}
+    assert set(wrong) == {"invalid_request"}
+    await tcp.stages.answer(request, tcp.encode("Hello"))
+    while not (isinstance(heard := await raw.hear(), Reply) and isinstance(heard.event, DoneEvent)):
+        pass
+    assert heard.event.text == "Hello"
+    assert tcp.process.status().refused == {"message_invalid": 4}
+    await raw.close()
 
 
-def test_cancel_before_acceptance(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            raw.writer.write(pack(submit(1, HI)) + pack(Cancel(1)) + pack(Cancel(77)))
-            while not (isinstance(heard := await raw.hear(), Reply) and hasattr(heard.event, "code")):
-                pass
-            assert heard.event.code == "cancelled"
-            await until(lambda: b.counts["cancelled"] == 1)
-            await raw.close()
-            await serves(b)
-
-    run(scenario())
+async def test_cancel_before_acceptance(tcp: Bench) -> None:
+    raw = await RawClient.connect(tcp)
+    raw.writer.write(pack(submit(1, HI)) + pack(Cancel(1)) + pack(Cancel(77)))
+    while not (isinstance(heard := await raw.hear(), Reply) and hasattr(heard.event, "code")):
+        pass
+    assert heard.event.code == "cancelled"
+    await until(lambda: tcp.counts["cancelled"] == 1)
+    await raw.close()
+    await serves(tcp)
 
 
-def test_slow_client_loses_its_requests_only(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(client_backlog_bytes=2**20)) as b:
-            raw = await RawClient.connect(b)
-            raw.say(submit(1, HI))
-            request = await b.stages.request(0)
-            for seq in range(64):
-                await b.stages.audio(request.request_id, seq, bytes(2**18))
-            await b.stages.aborted(request.request_id)
-            await until(lambda: b.counts["failed"] == 1)
-            await serves(b)
-            while not (isinstance(heard := await raw.hear(), Reply) and hasattr(heard.event, "code")):
-                pass
-            assert heard.event.code == "client_too_slow"
-            await raw.close()
-
-    run(scenario())
+async def test_slow_client_loses_its_requests_only(configure: Configure) -> None:
+    async with bench(configure(client_backlog_bytes=2**20)) as b:
+        raw = await RawClient.connect(b)
+        raw.say(submit(1, HI))
+        request = await b.stages.request(0)
+        for seq in range(64):
+            await b.stages.audio(request.request_id, seq, bytes(2**18))
+        await b.stages.aborted(request.request_id)
+        await until(lambda: b.counts["failed"] == 1)
+        await serves(b)
+        while not (isinstance(heard := await raw.hear(), Reply) and hasattr(heard.event, "code")):
+            pass
+        assert heard.event.code == "client_too_slow"
+        await raw.close()
 
 
-def test_client_that_reads_nothing_is_hung_up_on(
+async def test_client_that_reads_nothing_is_hung_up_on(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.tcp.connection.STALL_S", 0.2)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            raw.say(submit(1, HI))
-            request = await b.stages.request(0)
-            for seq in range(64):
-                await b.stages.audio(request.request_id, seq, bytes(2**18))
-            await b.stages.aborted(request.request_id)
-            await until(lambda: b.counts["cancelled"] == 1)
-            assert len(await raw.reader.read()) < 64 * 2**18
-            raw.writer.transport.abort()
-            await serves(b)
-
-    run(scenario())
+    async with bench(configure()) as b:
+        raw = await RawClient.connect(b)
+        raw.say(submit(1, HI))
+        request = await b.stages.request(0)
+        for seq in range(64):
+            await b.stages.audio(request.request_id, seq, bytes(2**18))
+        await b.stages.aborted(request.request_id)
+        await until(lambda: b.counts["cancelled"] == 1)
+        assert len(await raw.reader.read()) < 64 * 2**18
+        raw.writer.transport.abort()
+        await serves(b)
 
 
-def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_queued_per_client=2)) as b:
-            raw = await RawClient.connect(b)
-            wrong = pack(Submit(5, msgspec.Raw(msgspec.msgpack.encode({"x" * 2000: 1}))))
+async def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:
+    async with bench(configure(max_queued_per_client=2)) as b:
+        raw = await RawClient.connect(b)
+        wrong = pack(Submit(5, msgspec.Raw(msgspec.msgpack.encode({"x" * 2000: 1}))))
 
-            async def write_without_end() -> None:
-                while True:
-                    raw.writer.write(wrong * 100)
-                    await raw.writer.drain()
+        async def write_without_end() -> None:
+            while True:
+                raw.writer.write(wrong * 100)
+                await raw.writer.drain()
 
-            writing = asyncio.create_task(write_without_end())
-            # Refused and not read by the client, they stop counting when the gateway stops reading.
-            seen = -1
-            while seen != (seen := b.counts["failed"] + sum(b.process.status().refused.values())) or not seen:
-                await asyncio.wait([writing], timeout=0.3)
-            assert not writing.done()
-            await serves(b)
-            writing.cancel()
-            raw.writer.transport.abort()
-
-    run(scenario())
+        writing = asyncio.create_task(write_without_end())
+        # Refused and not read by the client, they stop counting when the gateway stops reading.
+        seen = -1
+        while seen != (seen := b.counts["failed"] + sum(b.process.status().refused.values())) or not seen:
+            await asyncio.wait([writing], timeout=0.3)
+        assert not writing.done()
+        await serves(b)
+        writing.cancel()
+        raw.writer.transport.abort()
 
 
-def test_stages_may_say_nonsense(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            lying = AudioChunk(request_id="x", seq=0, samples=5, data=Blob(bytes(8)))
-            good = encode(TextDelta(request_id="gone", seq=0, token_ids=[1]))
-            nonsense: list[list[Frame]] = [
-                [b""],
-                [VERSION_BYTE],
-                [bytes([WIRE_VERSION + 1]) + bytes(good[0])[1:]],
-                [*good, b"extra"],
-                [bytes(good[0])[:-1]],
-                encode(lying),
-                encode(Abort(request_id="x")),
-            ]
-            for frames in nonsense:
-                await b.stages.events.send_multipart(frames)
-            await b.stages.events.send_multipart(good)
-            thinker = b.stages.control["thinker"]
-            await thinker.send_multipart([VERSION_BYTE + b"\xc1"])
-            await thinker.send_multipart(encode(b.stages.heartbeat("talker")))
-            await until(lambda: sum(b.process.status().refused.values()) == len(nonsense) + 2)
-            await until(lambda: b.process.status().dropped_events == 1)
-            await serves(b)
-
-    run(scenario())
+async def test_stages_may_say_nonsense(tcp: Bench) -> None:
+    lying = AudioChunk(request_id="x", seq=0, samples=5, data=Blob(bytes(8)))
+    good = encode(TextDelta(request_id="gone", seq=0, token_ids=[1]))
+    nonsense: list[list[Frame]] = [
+        [b""],
+        [VERSION_BYTE],
+        [bytes([WIRE_VERSION + 1]) + bytes(good[0])[1:]],
+        [*good, b"extra"],
+        [bytes(good[0])[:-1]],
+        encode(lying),
+        encode(Abort(request_id="x")),
+    ]
+    for frames in nonsense:
+        await tcp.stages.events.send_multipart(frames)
+    await tcp.stages.events.send_multipart(good)
+    thinker = tcp.stages.control["thinker"]
+    await thinker.send_multipart([VERSION_BYTE + b"\xc1"])
+    await thinker.send_multipart(encode(tcp.stages.heartbeat("talker")))
+    await until(lambda: sum(tcp.process.status().refused.values()) == len(nonsense) + 2)
+    await until(lambda: tcp.process.status().dropped_events == 1)
+    await serves(tcp)
 
 
-def test_a_stage_of_another_version_is_named_once_here_and_told_once_there(
+async def test_a_stage_of_another_version_is_named_once_here_and_told_once_there(
     configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
 
-    async def scenario() -> None:
+    with caplog.at_level(logging.WARNING):
         async with bench(configure()) as b:
             other = ControlClient(zmq.Context.instance(), b.config.gateway.control, "thinker.other")
             beat = ControlClient(zmq.Context.instance(), b.config.gateway.control, "thinker.other.heartbeat")
@@ -299,9 +255,6 @@ def test_a_stage_of_another_version_is_named_once_here_and_told_once_there(
             other.close()
             beat.close()
             await serves(b)
-
-    with caplog.at_level(logging.WARNING):
-        run(scenario())
     (line,) = [line for line in caplog.messages if "version_unsupported" in line]
     assert "thinker.other" in line
     assert f"version {WIRE_VERSION - 1}, this build speaks {WIRE_VERSION}" in line
@@ -321,17 +274,13 @@ def fuzz_bytes() -> st.SearchStrategy[bytes]:
     return st.one_of(st.binary(max_size=64), broken)
 
 
-def test_fuzzed_sockets_leave_the_gateway_serving(configure: Configure) -> None:
+async def test_fuzzed_sockets_leave_the_gateway_serving(tcp: Bench) -> None:
     """One gateway for all examples: whatever they leave behind, the next must still be served."""
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            loop = asyncio.get_running_loop()
-            await asyncio.to_thread(fuzz, b, loop)
-            await serves(b)
-            assert b.process.status().ready
-
-    run(scenario())
+    loop = asyncio.get_running_loop()
+    await asyncio.to_thread(fuzz, tcp, loop)
+    await serves(tcp)
+    assert tcp.process.status().ready
 
 
 def fuzz(b: Bench, loop: asyncio.AbstractEventLoop) -> None:
@@ -360,30 +309,24 @@ async def attack(b: Bench, bodies: list[bytes], frames: list[bytes], greet: bool
     await until(lambda: sum(b.process.status().refused.values()) >= total)
 
 
-def test_addresses_in_use_are_named(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            from gateway.process import GatewayProcess  # noqa: PLC0415
+async def test_addresses_in_use_are_named(configure: Configure) -> None:
+    async with bench(configure()) as b:
+        from gateway.process import GatewayProcess  # noqa: PLC0415
 
-            with pytest.raises(errors.AddressInUseError, match=b.config.gateway.events):
-                GatewayProcess(b.config)
-            addresses = configure().gateway.model_copy(update={"listen": b.listen})
-            other = GatewayProcess(b.config.model_copy(update={"gateway": addresses}))
-            with pytest.raises(errors.AddressInUseError, match=b.listen):
-                await other.start()
-            await serves(b)
-
-    run(scenario())
+        with pytest.raises(errors.AddressInUseError, match=b.config.gateway.events):
+            GatewayProcess(b.config)
+        addresses = configure().gateway.model_copy(update={"listen": b.listen})
+        other = GatewayProcess(b.config.model_copy(update={"gateway": addresses}))
+        with pytest.raises(errors.AddressInUseError, match=b.listen):
+            await other.start()
+        await serves(b)
 
 
-def test_client_without_gateway(configure: Configure) -> None:
-    async def scenario() -> None:
-        client = AsyncClient(configure().gateway.listen)
-        with pytest.raises(errors.GatewayUnreachableError, match="omnirelay up"):
-            await client.connect()
-        with pytest.raises(errors.GatewayUnreachableError):
-            client.chat("Hi")
-        with pytest.raises(errors.ConfigError):
-            await AsyncClient("http://example").connect()
-
-    run(scenario())
+async def test_client_without_gateway(configure: Configure) -> None:
+    client = AsyncClient(configure().gateway.listen)
+    with pytest.raises(errors.GatewayUnreachableError, match="omnirelay up"):
+        await client.connect()
+    with pytest.raises(errors.GatewayUnreachableError):
+        client.chat("Hi")
+    with pytest.raises(errors.ConfigError):
+        await AsyncClient("http://example").connect()

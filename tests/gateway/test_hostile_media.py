@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -14,13 +13,11 @@ from omnirelay import ChatMessage, GenerateRequest, TextPart, errors, image
 from omnirelay.content import MAX_MESSAGES, MAX_PARTS
 from omnirelay.events import ErrorEvent
 from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Refusal, Reply, Submit, pack
-from shared.config import Config
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.raw_client import HI, RawClient, serves, submit
 
-Configure = Callable[..., Config]
 MIB = 2**20
 POST = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
 
@@ -58,115 +55,96 @@ WRONG = {
 }
 
 
-def test_requests_that_cannot_be_read_end_only_themselves(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            for number, request in enumerate(WRONG.values()):
-                raw.say(Submit(number, msgspec.Raw(request)))
-            heard = [await raw.hear() for _ in WRONG]
-            for (what, _), reply in zip(WRONG.items(), sorted(heard, key=lambda each: each.id), strict=True):  # type: ignore[union-attr]
-                assert isinstance(reply, Reply)
-                assert isinstance(reply.event, ErrorEvent), what
-                assert reply.event.code in ("invalid_request", "media_invalid"), what
-            assert b.process.gateway.held.total == 0
-            await raw.close()
-            await serves(b)
-
-    run(scenario())
+async def test_requests_that_cannot_be_read_end_only_themselves(tcp: Bench) -> None:
+    raw = await RawClient.connect(tcp)
+    for number, request in enumerate(WRONG.values()):
+        raw.say(Submit(number, msgspec.Raw(request)))
+    heard = [await raw.hear() for _ in WRONG]
+    for (what, _), reply in zip(WRONG.items(), sorted(heard, key=lambda each: each.id), strict=True):  # type: ignore[union-attr]
+        assert isinstance(reply, Reply)
+        assert isinstance(reply.event, ErrorEvent), what
+        assert reply.event.code in ("invalid_request", "media_invalid"), what
+    assert tcp.process.gateway.held.total == 0
+    await raw.close()
+    await serves(tcp)
 
 
-def test_deep_nesting_is_refused(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            start = b"\x83\xa4type\xa6submit\xa2id\x05\xa7request"
-            raw.say_bytes(start + b"\x81\xa8messages" + b"\x91" * MIB + b"\xc0")
-            assert isinstance(await raw.hear(), Refusal)
-            raw.say(submit(6, HI))
-            await b.stages.request(0)
-            await raw.close()
-
-    run(scenario())
+async def test_deep_nesting_is_refused(tcp: Bench) -> None:
+    raw = await RawClient.connect(tcp)
+    start = b"\x83\xa4type\xa6submit\xa2id\x05\xa7request"
+    raw.say_bytes(start + b"\x81\xa8messages" + b"\x91" * MIB + b"\xc0")
+    assert isinstance(await raw.hear(), Refusal)
+    raw.say(submit(6, HI))
+    await tcp.stages.request(0)
+    await raw.close()
 
 
-def test_a_frame_may_be_as_long_as_allowed_and_no_longer(configure: Configure) -> None:
+async def test_a_frame_may_be_as_long_as_allowed_and_no_longer(configure: Configure) -> None:
     empty = len(frame_with(0)) - 4 + 3
 
-    async def scenario() -> None:
-        config = configure(media={"max_request_bytes": MIB, "max_item_bytes": MIB}, request_bytes=MIB)
-        async with bench(config) as b:
-            raw = await RawClient.connect(b)
-            raw.writer.write(frame_with(MIB - empty))
-            assert (await b.stages.request(0)).media[0].data.nbytes == MIB - empty
-            raw.writer.write(frame_with(MIB - empty + 1, 2)[:5])
-            while not isinstance(heard := await raw.hear(), Refusal):
-                pass
-            assert f"frame of {MIB + 1} bytes, at most {MIB}" in heard.message
-            assert await raw.closed()
+    config = configure(media={"max_request_bytes": MIB, "max_item_bytes": MIB}, request_bytes=MIB)
+    async with bench(config) as b:
+        raw = await RawClient.connect(b)
+        raw.writer.write(frame_with(MIB - empty))
+        assert (await b.stages.request(0)).media[0].data.nbytes == MIB - empty
+        raw.writer.write(frame_with(MIB - empty + 1, 2)[:5])
+        while not isinstance(heard := await raw.hear(), Refusal):
+            pass
+        assert f"frame of {MIB + 1} bytes, at most {MIB}" in heard.message
+        assert await raw.closed()
+        await raw.close()
+        await serves(b)
+
+
+async def test_a_client_that_vanishes_while_it_sends_leaves_nothing(tcp: Bench) -> None:
+    half = frame_with(50 * MIB)[: 25 * MIB]
+    for abort in (False, True):
+        raw = await RawClient.connect(tcp)
+        raw.writer.write(half)
+        await raw.writer.drain()
+        await until(lambda: uploads(tcp) == 25 * MIB - 4)
+        if abort:
+            raw.writer.transport.abort()
+        else:
             await raw.close()
-            await serves(b)
-
-    run(scenario())
-
-
-def test_a_client_that_vanishes_while_it_sends_leaves_nothing(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            half = frame_with(50 * MIB)[: 25 * MIB]
-            for abort in (False, True):
-                raw = await RawClient.connect(b)
-                raw.writer.write(half)
-                await raw.writer.drain()
-                await until(lambda: uploads(b) == 25 * MIB - 4)
-                if abort:
-                    raw.writer.transport.abort()
-                else:
-                    await raw.close()
-                await until(lambda: uploads(b) == 0)
-            assert b.process.gateway.held.total == 0
-            assert b.stages.requests == []
-            await serves(b)
-
-    run(scenario())
+        await until(lambda: uploads(tcp) == 0)
+    assert tcp.process.gateway.held.total == 0
+    assert tcp.stages.requests == []
+    await serves(tcp)
 
 
-def test_many_that_send_at_once_hold_up_nobody(configure: Configure) -> None:
+async def test_many_that_send_at_once_hold_up_nobody(tcp: Bench) -> None:
     """Text is answered between the halves of ten large frames, and while they come the loop comes round."""
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            clients = [await RawClient.connect(b) for _ in range(10)]
-            frame = frame_with(8 * MIB)
-            middle = len(frame) // 2
-            rounds = 0
+    clients = [await RawClient.connect(tcp) for _ in range(10)]
+    frame = frame_with(8 * MIB)
+    middle = len(frame) // 2
+    rounds = 0
 
-            async def count_rounds() -> None:
-                nonlocal rounds
-                while True:
-                    await asyncio.sleep(0)
-                    rounds += 1
+    async def count_rounds() -> None:
+        nonlocal rounds
+        while True:
+            await asyncio.sleep(0)
+            rounds += 1
 
-            async def send(raw: RawClient, piece: bytes) -> None:
-                raw.writer.write(piece)
-                await raw.writer.drain()
+    async def send(raw: RawClient, piece: bytes) -> None:
+        raw.writer.write(piece)
+        await raw.writer.drain()
 
-            counting = asyncio.create_task(count_rounds())
-            await asyncio.gather(*(send(raw, frame[:middle]) for raw in clients))
-            await until(lambda: uploads(b) == 10 * (middle - 4))
-            await serves(b)
-            assert len(b.stages.requests) == 1
-            await asyncio.gather(*(send(raw, frame[middle:]) for raw in clients))
-            await b.stages.request(10)
-            assert rounds > 10 * len(frame) / (4 * PIECE_BYTES)
-            counting.cancel()
-            assert b.process.gateway.held.total == 80 * MIB
-            assert uploads(b) == 0
-            for raw in clients:
-                await raw.close()
-            await until(lambda: b.process.gateway.held.total == 0)
-
-    run(scenario())
+    counting = asyncio.create_task(count_rounds())
+    await asyncio.gather(*(send(raw, frame[:middle]) for raw in clients))
+    await until(lambda: uploads(tcp) == 10 * (middle - 4))
+    await serves(tcp)
+    assert len(tcp.stages.requests) == 1
+    await asyncio.gather(*(send(raw, frame[middle:]) for raw in clients))
+    await tcp.stages.request(10)
+    assert rounds > 10 * len(frame) / (4 * PIECE_BYTES)
+    counting.cancel()
+    assert tcp.process.gateway.held.total == 80 * MIB
+    assert uploads(tcp) == 0
+    for raw in clients:
+        await raw.close()
+    await until(lambda: tcp.process.gateway.held.total == 0)
 
 
 def picture(size: int) -> list[Any]:
@@ -178,160 +156,144 @@ def picture(size: int) -> list[Any]:
 SMALL = {"max_request_bytes": MIB, "max_item_bytes": MIB}
 
 
-def test_what_is_only_declared_takes_no_memory(configure: Configure) -> None:
+async def test_what_is_only_declared_takes_no_memory(configure: Configure) -> None:
     """Frames and bodies of which little comes, from the same address: others are taken meanwhile."""
 
-    async def scenario() -> None:
-        config = configure(http_gateway(), SMALL, request_bytes=2 * MIB, held_bytes=2 * MIB)
-        async with http_bench(config) as b, b.client() as client:
-            declared = [await RawClient.connect(b) for _ in range(8)]
-            for raw in declared:
-                raw.writer.write((2 * MIB).to_bytes(4, "big") + bytes(10))
-            bodies = [await asyncio.open_connection(*b.address) for _ in range(8)]
-            for _, writer in bodies:
-                writer.write(f"{POST}Content-Length: {2 * MIB}\r\n\r\n".encode() + b"x" * 10)
-            await until(lambda: len(b.process._server._uploads._uploads) == 16)
-            assert uploads(b) == 0
-            b.stages.serve(b.encode("Hello"))
-            assert (await client.chat("Hi", images=bytes(MIB // 2)).result()).text == "Hello"
-            assert (await b.post(messages=picture(MIB // 2))).status_code == 200
-            for raw in declared:
-                await raw.close()
-            for _, writer in bodies:
-                writer.close()
-
-    run(scenario())
+    config = configure(http_gateway(), SMALL, request_bytes=2 * MIB, held_bytes=2 * MIB)
+    async with http_bench(config) as b, b.client() as client:
+        declared = [await RawClient.connect(b) for _ in range(8)]
+        for raw in declared:
+            raw.writer.write((2 * MIB).to_bytes(4, "big") + bytes(10))
+        bodies = [await asyncio.open_connection(*b.address) for _ in range(8)]
+        for _, writer in bodies:
+            writer.write(f"{POST}Content-Length: {2 * MIB}\r\n\r\n".encode() + b"x" * 10)
+        await until(lambda: len(b.process._server._uploads._uploads) == 16)
+        assert uploads(b) == 0
+        b.stages.serve(b.encode("Hello"))
+        assert (await client.chat("Hi", images=bytes(MIB // 2)).result()).text == "Hello"
+        assert (await b.post(messages=picture(MIB // 2))).status_code == 200
+        for raw in declared:
+            await raw.close()
+        for _, writer in bodies:
+            writer.close()
 
 
-def test_the_slowest_is_given_up_when_memory_is_short(
+async def test_the_slowest_is_given_up_when_memory_is_short(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A frame, a request in pieces and a body that do not go on make room for one that does."""
     monkeypatch.setattr("gateway.fairness.uploads.RECENT_S", 0.1)
 
-    async def scenario() -> None:
-        config = configure(http_gateway(), SMALL, request_bytes=4 * MIB, held_bytes=3 * MIB)
-        async with http_bench(config) as b:
-            frame, pieces = await RawClient.connect(b), await RawClient.connect(b)
-            reader, writer = await asyncio.open_connection(*b.address)
-            frame.writer.write((2 * MIB).to_bytes(4, "big") + bytes(MIB))
-            for offset in range(0, MIB, MAX_PIECE_BYTES):
-                pieces.say(Piece(7, offset, bytes(MAX_PIECE_BYTES)))
-            writer.write(f"{POST}Content-Length: {2 * MIB}\r\n\r\n".encode() + b"x" * MIB)
-            await until(lambda: uploads(b) == 3 * MIB)
-            slow = list(b.process._server._uploads._uploads)
-            await until(lambda: all(each.speed() == 0 for each in slow))
-            whole = await RawClient.connect(b)
-            whole.writer.write(frame_with(3 * MIB - 1000))
-            read = await whole.hear()
-            assert isinstance(read, Reply)
-            assert read.event.code == "media_too_large"  # type: ignore[union-attr]
-            heard = await frame.hear()
-            assert isinstance(heard, Refusal)
-            assert heard.code == "busy"
-            # Of a request in pieces nothing else on the connection is lost.
-            refusal = await pieces.hear()
-            assert isinstance(refusal, Reply)
-            assert isinstance(refusal.event, ErrorEvent)
-            assert (refusal.id, refusal.event.code) == (7, "busy")
-            assert refusal.event.retry_after_ms
-            pieces.say(Piece(7, MIB, b"the rest", last=True))
-            pieces.say(submit(8, HI))
-            assert isinstance(accepted := await pieces.hear(), Reply)
-            assert accepted.id == 8
-            assert b" 429 " in await reader.readline()
-            await until(lambda: uploads(b) == 0)
-            writer.close()
-            for raw in (frame, pieces, whole):
-                await raw.close()
-
-    run(scenario())
+    config = configure(http_gateway(), SMALL, request_bytes=4 * MIB, held_bytes=3 * MIB)
+    async with http_bench(config) as b:
+        frame, pieces = await RawClient.connect(b), await RawClient.connect(b)
+        reader, writer = await asyncio.open_connection(*b.address)
+        frame.writer.write((2 * MIB).to_bytes(4, "big") + bytes(MIB))
+        for offset in range(0, MIB, MAX_PIECE_BYTES):
+            pieces.say(Piece(7, offset, bytes(MAX_PIECE_BYTES)))
+        writer.write(f"{POST}Content-Length: {2 * MIB}\r\n\r\n".encode() + b"x" * MIB)
+        await until(lambda: uploads(b) == 3 * MIB)
+        slow = list(b.process._server._uploads._uploads)
+        await until(lambda: all(each.speed() == 0 for each in slow))
+        whole = await RawClient.connect(b)
+        whole.writer.write(frame_with(3 * MIB - 1000))
+        read = await whole.hear()
+        assert isinstance(read, Reply)
+        assert read.event.code == "media_too_large"  # type: ignore[union-attr]
+        heard = await frame.hear()
+        assert isinstance(heard, Refusal)
+        assert heard.code == "busy"
+        # Of a request in pieces nothing else on the connection is lost.
+        refusal = await pieces.hear()
+        assert isinstance(refusal, Reply)
+        assert isinstance(refusal.event, ErrorEvent)
+        assert (refusal.id, refusal.event.code) == (7, "busy")
+        assert refusal.event.retry_after_ms
+        pieces.say(Piece(7, MIB, b"the rest", last=True))
+        pieces.say(submit(8, HI))
+        assert isinstance(accepted := await pieces.hear(), Reply)
+        assert accepted.id == 8
+        assert b" 429 " in await reader.readline()
+        await until(lambda: uploads(b) == 0)
+        writer.close()
+        for raw in (frame, pieces, whole):
+            await raw.close()
 
 
-def test_who_has_most_loses_before_who_has_less(configure: Configure) -> None:
-    async def scenario() -> None:
-        room = UploadRoom(10 * MIB)
-        lost: list[str] = []
-        greedy = [room.open("greedy", lambda _: lost.append("greedy")) for _ in range(9)]
-        for each in greedy:
-            each.grow(MIB)
-        modest = room.open("modest", lambda _: lost.append("modest"))
-        for _ in range(4):
-            modest.grow(MIB)
-        assert lost == ["greedy"] * 3
-        # What is complete is not given up: it is being read.
-        alive = [each for each in greedy if each.error is None]
-        for each in alive:
-            each.finish()
+async def test_who_has_most_loses_before_who_has_less(configure: Configure) -> None:
+    room = UploadRoom(10 * MIB)
+    lost: list[str] = []
+    greedy = [room.open("greedy", lambda _: lost.append("greedy")) for _ in range(9)]
+    for each in greedy:
+        each.grow(MIB)
+    modest = room.open("modest", lambda _: lost.append("modest"))
+    for _ in range(4):
         modest.grow(MIB)
-        assert lost == ["greedy"] * 3 + ["modest"]
-        for each in greedy:
-            each.close()
-        alone = room.open("alone", lambda _: lost.append("alone"))
-        alone.grow(11 * MIB)
-        assert (lost[4:], room.used) == ([], 11 * MIB)
-        alone.close()
-        assert room.used == 0
-
-    run(scenario())
-
-
-def test_the_gateway_stops_although_frames_are_coming(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(media=SMALL, request_bytes=2 * MIB, held_bytes=MIB)) as b:
-            clients = [await RawClient.connect(b) for _ in range(3)]
-            for raw in clients:
-                raw.writer.write(frame_with(MIB)[: MIB // 2])
-            await until(lambda: uploads(b) > MIB // 2)
-            await b.process.stop()
-            assert uploads(b) == 0
-            for raw in clients:
-                await raw.close()
-
-    run(scenario())
+    assert lost == ["greedy"] * 3
+    # What is complete is not given up: it is being read.
+    alive = [each for each in greedy if each.error is None]
+    for each in alive:
+        each.finish()
+    modest.grow(MIB)
+    assert lost == ["greedy"] * 3 + ["modest"]
+    for each in greedy:
+        each.close()
+    alone = room.open("alone", lambda _: lost.append("alone"))
+    alone.grow(11 * MIB)
+    assert (lost[4:], room.used) == ([], 11 * MIB)
+    alone.close()
+    assert room.used == 0
 
 
-def test_a_frame_that_stops_coming_is_given_up(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_gateway_stops_although_frames_are_coming(configure: Configure) -> None:
+    async with bench(configure(media=SMALL, request_bytes=2 * MIB, held_bytes=MIB)) as b:
+        clients = [await RawClient.connect(b) for _ in range(3)]
+        for raw in clients:
+            raw.writer.write(frame_with(MIB)[: MIB // 2])
+        await until(lambda: uploads(b) > MIB // 2)
+        await b.process.stop()
+        assert uploads(b) == 0
+        for raw in clients:
+            await raw.close()
+
+
+async def test_a_frame_that_stops_coming_is_given_up(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.3)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            raw = await RawClient.connect(b)
-            raw.writer.write(frame_with(50 * MIB)[: 40 * MIB])
-            heard = await raw.hear()
-            assert isinstance(heard, Refusal)
-            assert "comes too slowly" in heard.message
-            assert await raw.closed()
-            await raw.close()
-            raw = await RawClient.connect(b)
-            raw.say(Piece(1, 0, bytes(1000)))
-            reply = await raw.hear()
-            assert isinstance(reply, Reply)
-            assert reply.event.code == "upload_too_slow"  # type: ignore[union-attr]
-            await raw.close()
-            assert uploads(b) == 0
-            await serves(b)
-
-    run(scenario())
+    async with bench(configure()) as b:
+        raw = await RawClient.connect(b)
+        raw.writer.write(frame_with(50 * MIB)[: 40 * MIB])
+        heard = await raw.hear()
+        assert isinstance(heard, Refusal)
+        assert "comes too slowly" in heard.message
+        assert await raw.closed()
+        await raw.close()
+        raw = await RawClient.connect(b)
+        raw.say(Piece(1, 0, bytes(1000)))
+        reply = await raw.hear()
+        assert isinstance(reply, Reply)
+        assert reply.event.code == "upload_too_slow"  # type: ignore[union-attr]
+        await raw.close()
+        assert uploads(b) == 0
+        await serves(b)
 
 
-def test_an_upload_that_comes_steadily_but_too_slowly_is_given_up(
+async def test_an_upload_that_comes_steadily_but_too_slowly_is_given_up(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.5)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            reader, writer = await asyncio.open_connection(*b.address)
-            writer.write(f"{POST}Transfer-Encoding: chunked\r\n\r\n".encode())
-            answer = asyncio.create_task(reader.readline())
-            while not answer.done():
-                writer.write(b"1\r\nx\r\n")
-                await asyncio.wait({answer}, timeout=0.05)
-            assert b" 408 " in answer.result()
-            writer.close()
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        reader, writer = await asyncio.open_connection(*b.address)
+        writer.write(f"{POST}Transfer-Encoding: chunked\r\n\r\n".encode())
+        answer = asyncio.create_task(reader.readline())
+        while not answer.done():
+            writer.write(b"1\r\nx\r\n")
+            await asyncio.wait({answer}, timeout=0.05)
+        assert b" 408 " in answer.result()
+        writer.close()
 
 
 PIECES: dict[str, tuple[list[Piece], str]] = {
@@ -346,66 +308,60 @@ PIECES: dict[str, tuple[list[Piece], str]] = {
 
 
 @pytest.mark.parametrize("what", PIECES)
-def test_pieces_that_are_no_request_end_only_that(configure: Configure, what: str) -> None:
-    async def scenario() -> None:
-        async with bench(configure(media=SMALL, request_bytes=MIB)) as b:
-            raw = await RawClient.connect(b)
-            pieces, code = PIECES[what]
-            for piece in pieces:
-                raw.say(piece)
-            reply = await raw.hear()
-            assert isinstance(reply, Reply)
-            assert (reply.id, reply.event.code) == (1, code)  # type: ignore[union-attr]
-            # What begins in the middle begins nothing, and is told so.
-            raw.say(Piece(2, 10, b"x", last=True))
-            assert isinstance(refused := await raw.hear(), Reply)
-            assert (refused.id, refused.event.code) == (2, "invalid_request")  # type: ignore[union-attr]
-            body = msgspec.msgpack.encode(HI)
-            raw.say(Piece(3, 0, body[:5]))
-            raw.say(Piece(3, 5, body[5:], last=True))
-            assert isinstance(accepted := await raw.hear(), Reply)
-            assert accepted.id == 3
-            await raw.close()
-            assert uploads(b) == 0
-
-    run(scenario())
+async def test_pieces_that_are_no_request_end_only_that(configure: Configure, what: str) -> None:
+    async with bench(configure(media=SMALL, request_bytes=MIB)) as b:
+        raw = await RawClient.connect(b)
+        pieces, code = PIECES[what]
+        for piece in pieces:
+            raw.say(piece)
+        reply = await raw.hear()
+        assert isinstance(reply, Reply)
+        assert (reply.id, reply.event.code) == (1, code)  # type: ignore[union-attr]
+        # What begins in the middle begins nothing, and is told so.
+        raw.say(Piece(2, 10, b"x", last=True))
+        assert isinstance(refused := await raw.hear(), Reply)
+        assert (refused.id, refused.event.code) == (2, "invalid_request")  # type: ignore[union-attr]
+        body = msgspec.msgpack.encode(HI)
+        raw.say(Piece(3, 0, body[:5]))
+        raw.say(Piece(3, 5, body[5:], last=True))
+        assert isinstance(accepted := await raw.hear(), Reply)
+        assert accepted.id == 3
+        await raw.close()
+        assert uploads(b) == 0
 
 
-def test_a_cancel_waits_for_no_upload(configure: Configure) -> None:
+async def test_a_cancel_waits_for_no_upload(configure: Configure) -> None:
     """Of the client's own, while another one's takes all memory; and what was begun is let go of."""
 
-    async def scenario() -> None:
-        config = configure(media=SMALL, request_bytes=MIB, held_bytes=MIB)
-        async with bench(config) as b, b.client() as client:
-            other = await RawClient.connect(b)
-            other.writer.write(MIB.to_bytes(4, "big") + bytes(MIB - 1))
-            await until(lambda: uploads(b) == MIB - 1)
-            first = client.chat("Hi")
-            request = await b.stages.request(0)
-            raw = await RawClient.connect(b)
-            raw.say(Piece(5, 0, bytes(MAX_PIECE_BYTES)))
-            raw.say(Cancel(5))
-            reply = await raw.hear()
-            assert isinstance(reply, Reply)
-            assert (reply.id, reply.event.code) == (5, "cancelled")  # type: ignore[union-attr]
-            second = client.chat("Hi", images=bytes(MIB // 2))
-            first.cancel()
-            await b.stages.aborted(request.request_id)
-            second.cancel()
-            with pytest.raises(errors.CancelledRequestError):
-                await first.result()
-            # It may have been refused before, as the slowest of this address.
-            with pytest.raises((errors.CancelledRequestError, errors.BusyError)):
-                await second.result()
-            await other.close()
-            await raw.close()
-            await until(lambda: uploads(b) == 0)
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+    config = configure(media=SMALL, request_bytes=MIB, held_bytes=MIB)
+    async with bench(config) as b, b.client() as client:
+        other = await RawClient.connect(b)
+        other.writer.write(MIB.to_bytes(4, "big") + bytes(MIB - 1))
+        await until(lambda: uploads(b) == MIB - 1)
+        first = client.chat("Hi")
+        request = await b.stages.request(0)
+        raw = await RawClient.connect(b)
+        raw.say(Piece(5, 0, bytes(MAX_PIECE_BYTES)))
+        raw.say(Cancel(5))
+        reply = await raw.hear()
+        assert isinstance(reply, Reply)
+        assert (reply.id, reply.event.code) == (5, "cancelled")  # type: ignore[union-attr]
+        second = client.chat("Hi", images=bytes(MIB // 2))
+        first.cancel()
+        await b.stages.aborted(request.request_id)
+        second.cancel()
+        with pytest.raises(errors.CancelledRequestError):
+            await first.result()
+        # It may have been refused before, as the slowest of this address.
+        with pytest.raises((errors.CancelledRequestError, errors.BusyError)):
+            await second.result()
+        await other.close()
+        await raw.close()
+        await until(lambda: uploads(b) == 0)
+        assert b.process.gateway.held.total == 0
 
 
-def test_decoding_holds_up_no_other_client_and_keeps_nothing_of_who_gave_up(
+async def test_decoding_holds_up_no_other_client_and_keeps_nothing_of_who_gave_up(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     begun, go_on = threading.Event(), threading.Event()
@@ -419,42 +375,36 @@ def test_decoding_holds_up_no_other_client_and_keeps_nothing_of_who_gave_up(
 
     monkeypatch.setattr("gateway.input.media.decode_data_url", slow)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client, b.client() as other:
-            try:
-                first = client.chat(images="data:,1")
-                await until(begun.is_set)
-                assert (await other.status()).ready
-                waiting = client.chat(images="data:,2")
-                await until(lambda: b.process.gateway.held.total == 14)
-                waiting.cancel()
-                with pytest.raises(errors.CancelledRequestError):
-                    await waiting.result()
-                first.cancel()
-                with pytest.raises(errors.CancelledRequestError):
-                    await first.result()
-                assert b.process.gateway.held.total == 0
-            finally:
-                go_on.set()
-            await serves(b)
-            assert decoded == ["data:,1"]
-
-    run(scenario())
+    async with bench(configure()) as b, b.client() as client, b.client() as other:
+        try:
+            first = client.chat(images="data:,1")
+            await until(begun.is_set)
+            assert (await other.status()).ready
+            waiting = client.chat(images="data:,2")
+            await until(lambda: b.process.gateway.held.total == 14)
+            waiting.cancel()
+            with pytest.raises(errors.CancelledRequestError):
+                await waiting.result()
+            first.cancel()
+            with pytest.raises(errors.CancelledRequestError):
+                await first.result()
+            assert b.process.gateway.held.total == 0
+        finally:
+            go_on.set()
+        await serves(b)
+        assert decoded == ["data:,1"]
 
 
-def test_a_long_url_is_refused_by_its_size(configure: Configure) -> None:
-    async def scenario() -> None:
-        media = {"max_item_bytes": MIB, "max_request_bytes": 3 * MIB}
-        async with bench(configure(media=media, request_bytes=32 * MIB)) as b, b.client() as client:
-            for url in ("data:;base64," + "A" * 20 * MIB, "data:," + "%41" * 5 * MIB):
-                with pytest.raises(errors.MediaTooLargeError, match=r"image 1: .* at most 1048576"):
-                    await client.chat(images=url).result()
-            with pytest.raises(errors.MediaUnreachableError, match="at most 8192"):
-                await client.chat(images="https://example.com/" + "x" * MIB).result()
-            with pytest.raises(errors.InvalidRequestError, match="the gateway takes at most"):
-                client.chat(images="data:," + "x" * 32 * MIB)
-            with pytest.raises(errors.MediaError, match="not ASCII"):
-                await client.chat([ChatMessage("user", [image("data:,\u00e9"), TextPart("Hi")])]).result()
-            await serves(b)
-
-    run(scenario())
+async def test_a_long_url_is_refused_by_its_size(configure: Configure) -> None:
+    media = {"max_item_bytes": MIB, "max_request_bytes": 3 * MIB}
+    async with bench(configure(media=media, request_bytes=32 * MIB)) as b, b.client() as client:
+        for url in ("data:;base64," + "A" * 20 * MIB, "data:," + "%41" * 5 * MIB):
+            with pytest.raises(errors.MediaTooLargeError, match=r"image 1: .* at most 1048576"):
+                await client.chat(images=url).result()
+        with pytest.raises(errors.MediaUnreachableError, match="at most 8192"):
+            await client.chat(images="https://example.com/" + "x" * MIB).result()
+        with pytest.raises(errors.InvalidRequestError, match="the gateway takes at most"):
+            client.chat(images="data:," + "x" * 32 * MIB)
+        with pytest.raises(errors.MediaError, match="not ASCII"):
+            await client.chat([ChatMessage("user", [image("data:,\u00e9"), TextPart("Hi")])]).result()
+        await serves(b)

@@ -1,7 +1,7 @@
 """Calls by WebRTC with a real peer: speech both ways, interruptions, endings."""
 
 import asyncio
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, get_args
 
@@ -9,15 +9,13 @@ import numpy as np
 import pytest
 
 from gateway.requests.metrics import CallEnd
-from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.caller import Caller, calling
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, likeness, melody, speaking
 from tests.gateway.test_http_realtime import ANSWER, HELLO, idle
 from tests.gateway.test_turns import SENTENCES, said
 
-Configure = Callable[..., Config]
 SPEECH = melody(1.2)
 CHUNKS = cut(SPEECH, [5760, 11520])
 LONG = (0.2 * melody(20.0)).astype(np.float32)
@@ -66,148 +64,126 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"] for event in events]
 
 
-def test_a_spoken_question_gets_a_spoken_answer(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
-            async with calling(b.http) as c:
-                session = await c.call()
-                assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
-                c.microphone.say(said(SENTENCES[0]))
-                events = await c.take("output_audio_buffer.stopped")
-                assert kinds(events)[:3] == [
-                    "input_audio_buffer.speech_started",
-                    "input_audio_buffer.speech_stopped",
-                    "input_audio_buffer.committed",
-                ]
-                done = next(each for each in events if each["type"] == "response.done")
-                assert done["response"]["status"] == "completed"
-                assert "response.output_audio.delta" not in kinds(events)
-                started = kinds(events).index("output_audio_buffer.started")
-                assert kinds(events).index("response.created") < started
-                assert events[started]["response_id"] == done["response"]["id"]
-                assert len({each["event_id"] for each in events}) == len(events)
-                await until(lambda: likeness(c.sound(), SPEECH)[1] > 0.9, "the whole answer")
-            await free(b)
-
-    run(scenario())
+async def test_a_spoken_question_gets_a_spoken_answer(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
+        async with calling(b.http) as c:
+            session = await c.call()
+            assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
+            c.microphone.say(said(SENTENCES[0]))
+            events = await c.take("output_audio_buffer.stopped")
+            assert kinds(events)[:3] == [
+                "input_audio_buffer.speech_started",
+                "input_audio_buffer.speech_stopped",
+                "input_audio_buffer.committed",
+            ]
+            done = next(each for each in events if each["type"] == "response.done")
+            assert done["response"]["status"] == "completed"
+            assert "response.output_audio.delta" not in kinds(events)
+            started = kinds(events).index("output_audio_buffer.started")
+            assert kinds(events).index("response.created") < started
+            assert events[started]["response_id"] == done["response"]["id"]
+            assert len({each["event_id"] for each in events}) == len(events)
+            await until(lambda: likeness(c.sound(), SPEECH)[1] > 0.9, "the whole answer")
+        await free(b)
 
 
-def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, [LONG]):
-            async with connected(b, {"type": "realtime"}) as c:
-                done = (await ask(c))[-1]["response"]
-                await until(lambda: len(c.loud) > 25, "half a second of the answer")
-                first = c.loud[0]
-                c.microphone.say(said(SENTENCES[0]))
-                events = await c.take("conversation.item.truncated")
-                told = asyncio.get_running_loop().time()
-                order = [each for each in kinds(events) if each.startswith(("input", "output", "conv"))]
-                assert order[-3:] == [
-                    "input_audio_buffer.speech_started",
-                    "output_audio_buffer.cleared",
-                    "conversation.item.truncated",
-                ]
-                assert events[-2]["response_id"] == done["id"]
-                assert events[-1]["item_id"] == done["output"][0]["id"]
-                # The next answer is not begun before the user has finished.
-                await c.take("input_audio_buffer.speech_stopped")
-                last = max(at for at in c.loud if at < told + 0.5)
-                assert last - told < 0.15
-                # What was sent is what came, but for what is under way.
-                assert events[-1]["audio_end_ms"] == pytest.approx(1000 * (last - first), abs=250)
-            await free(b)
-
-    run(scenario())
+async def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, [LONG]):
+        async with connected(b, {"type": "realtime"}) as c:
+            done = (await ask(c))[-1]["response"]
+            await until(lambda: len(c.loud) > 25, "half a second of the answer")
+            first = c.loud[0]
+            c.microphone.say(said(SENTENCES[0]))
+            events = await c.take("conversation.item.truncated")
+            told = asyncio.get_running_loop().time()
+            order = [each for each in kinds(events) if each.startswith(("input", "output", "conv"))]
+            assert order[-3:] == [
+                "input_audio_buffer.speech_started",
+                "output_audio_buffer.cleared",
+                "conversation.item.truncated",
+            ]
+            assert events[-2]["response_id"] == done["id"]
+            assert events[-1]["item_id"] == done["output"][0]["id"]
+            # The next answer is not begun before the user has finished.
+            await c.take("input_audio_buffer.speech_stopped")
+            last = max(at for at in c.loud if at < told + 0.5)
+            assert last - told < 0.15
+            # What was sent is what came, but for what is under way.
+            assert events[-1]["audio_end_ms"] == pytest.approx(1000 * (last - first), abs=250)
+        await free(b)
 
 
-def test_a_client_clears_what_is_being_played(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, [LONG]):
-            async with connected(b, QUIET) as c:
-                await ask(c, "output_audio_buffer.started")
-                c.send("output_audio_buffer.clear")
-                await c.take("output_audio_buffer.cleared")
-                item = (await c.take("conversation.item.truncated"))[-1]["item_id"]
-                c.send("conversation.item.retrieve", item_id=item)
-                kept = (await c.take("conversation.item.retrieved"))[-1]["item"]
-                assert kept["content"][0]["transcript"] != ANSWER
-                # With nothing to clear nothing happens, and the call goes on.
-                c.send("output_audio_buffer.clear")
-                again = await ask(c, "output_audio_buffer.started")
-                assert "output_audio_buffer.cleared" not in kinds(again)
-            await free(b)
-
-    run(scenario())
+async def test_a_client_clears_what_is_being_played(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, [LONG]):
+        async with connected(b, QUIET) as c:
+            await ask(c, "output_audio_buffer.started")
+            c.send("output_audio_buffer.clear")
+            await c.take("output_audio_buffer.cleared")
+            item = (await c.take("conversation.item.truncated"))[-1]["item_id"]
+            c.send("conversation.item.retrieve", item_id=item)
+            kept = (await c.take("conversation.item.retrieved"))[-1]["item"]
+            assert kept["content"][0]["transcript"] != ANSWER
+            # With nothing to clear nothing happens, and the call goes on.
+            c.send("output_audio_buffer.clear")
+            again = await ask(c, "output_audio_buffer.started")
+            assert "output_audio_buffer.cleared" not in kinds(again)
+        await free(b)
 
 
-def test_answers_are_played_one_after_the_other(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
-            async with connected(b, QUIET) as c:
-                first = (await ask(c))[-1]["response"]["id"]
-                await ask(c)
-                played = await c.take("output_audio_buffer.stopped")
-                played += await c.take("output_audio_buffer.stopped")
-                ids = [each["response_id"] for each in played if each["type"].endswith(".stopped")]
-                assert ids[0] == first
-                assert ids[1] != first
-            await free(b)
-
-    run(scenario())
+async def test_answers_are_played_one_after_the_other(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
+        async with connected(b, QUIET) as c:
+            first = (await ask(c))[-1]["response"]["id"]
+            await ask(c)
+            played = await c.take("output_audio_buffer.stopped")
+            played += await c.take("output_audio_buffer.stopped")
+            ids = [each["response_id"] for each in played if each["type"].endswith(".stopped")]
+            assert ids[0] == first
+            assert ids[1] != first
+        await free(b)
 
 
-def test_events_that_cannot_be_processed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-            c.channel.send(b"binary")
-            c.channel.send("no json")
-            c.send("response.sing", event_id="mine")
-            errors = [(await c.take("error"))[-1]["error"] for _ in range(3)]
-            assert [each["event_id"] for each in errors] == [None, None, "mine"]
-
-    run(scenario())
+async def test_events_that_cannot_be_processed(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+        c.channel.send(b"binary")
+        c.channel.send("no json")
+        c.send("response.sing", event_id="mine")
+        errors = [(await c.take("error"))[-1]["error"] for _ in range(3)]
+        assert [each["event_id"] for each in errors] == [None, None, "mine"]
 
 
-def test_a_call_ends_when_its_client_says_so(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+async def test_a_call_ends_when_its_client_says_so(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+        c.send("conversation.item.create", item=HELLO)
+        c.send("response.create")
+        request = await b.stages.request(0)
+        assert (await c.hang_up()).status_code == 200
+        # The request is aborted at the stages, too.
+        await b.stages.aborted(request.request_id)
+        await asyncio.wait_for(c.ended.wait(), 10)
+        await free(b, "hung_up")
+        assert (await c.hang_up()).status_code == 404
+
+
+async def test_a_call_ends_with_its_peer(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b:
+        async with connected(b, QUIET) as c:
             c.send("conversation.item.create", item=HELLO)
             c.send("response.create")
             request = await b.stages.request(0)
-            assert (await c.hang_up()).status_code == 200
-            # The request is aborted at the stages, too.
-            await b.stages.aborted(request.request_id)
-            await asyncio.wait_for(c.ended.wait(), 10)
-            await free(b, "hung_up")
-            assert (await c.hang_up()).status_code == 404
-
-    run(scenario())
+        await b.stages.aborted(request.request_id)
+        await free(b)
 
 
-def test_a_call_ends_with_its_peer(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            async with connected(b, QUIET) as c:
-                c.send("conversation.item.create", item=HELLO)
-                c.send("response.create")
-                request = await b.stages.request(0)
-            await b.stages.aborted(request.request_id)
-            await free(b)
-
-    run(scenario())
-
-
-def test_a_call_ends_when_its_peer_vanishes(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_call_ends_when_its_peer_vanishes(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("aioice.ice.CONSENT_INTERVAL", 0.1)
 
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-            assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 1
-            vanish(c)
-            await free(b, "hung_up")
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+        assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 1
+        vanish(c)
+        await free(b, "hung_up")
 
 
 @pytest.mark.parametrize(
@@ -218,92 +194,74 @@ def test_a_call_ends_when_its_peer_vanishes(configure: Configure, monkeypatch: p
         ("gateway.http.realtime.webrtc.call.FAST_S", -1.0, "too_fast"),
     ],
 )
-def test_calls_are_bounded_in_time(
+async def test_calls_are_bounded_in_time(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, end: CallEnd
 ) -> None:
     monkeypatch.setattr(limit, value)
 
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
-            if limit.endswith("CONNECT_S"):
-                # It has its answer, and never comes.
-                headers = {"Content-Type": "application/sdp"}
-                offered = await b.http.post("/v1/realtime/calls", content=await c.offer(), headers=headers)
-                assert offered.status_code == 201
-            else:
-                await c.call(QUIET)
-                await asyncio.wait_for(c.ended.wait(), 10)
-            await free(b, end)
-
-    run(scenario())
-
-
-def test_the_longest_call(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls(max_call_s=0.5))) as b, connected(b, QUIET) as c:
-            await asyncio.wait_for(c.ended.wait(), 10)
-            await free(b, "time_limit")
-
-    run(scenario())
-
-
-def test_a_gateway_that_stops_ends_calls(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
+    async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
+        if limit.endswith("CONNECT_S"):
+            # It has its answer, and never comes.
+            headers = {"Content-Type": "application/sdp"}
+            offered = await b.http.post("/v1/realtime/calls", content=await c.offer(), headers=headers)
+            assert offered.status_code == 201
+        else:
             await c.call(QUIET)
-            await b.process.stop()
             await asyncio.wait_for(c.ended.wait(), 10)
-
-    run(scenario())
-
-
-def test_input_that_finds_no_memory_is_refused_once(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-            held = b.process.gateway.held
-            limit = held._quota.total
-            held._quota.take("others", limit)
-            error = (await c.take("error"))[-1]["error"]
-            assert error["code"] == "busy"
-            c.send("input_audio_buffer.clear")
-            events = await c.take("input_audio_buffer.cleared")
-            assert kinds(events) == ["input_audio_buffer.cleared"]
-            held.give("others", limit)
-
-    run(scenario())
+        await free(b, end)
 
 
-def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_the_longest_call(configure: Configure) -> None:
+    async with http_bench(configure(with_calls(max_call_s=0.5))) as b, connected(b, QUIET) as c:
+        await asyncio.wait_for(c.ended.wait(), 10)
+        await free(b, "time_limit")
+
+
+async def test_a_gateway_that_stops_ends_calls(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
+        await c.call(QUIET)
+        await b.process.stop()
+        await asyncio.wait_for(c.ended.wait(), 10)
+
+
+async def test_input_that_finds_no_memory_is_refused_once(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+        held = b.process.gateway.held
+        limit = held._quota.total
+        held._quota.take("others", limit)
+        error = (await c.take("error"))[-1]["error"]
+        assert error["code"] == "busy"
+        c.send("input_audio_buffer.clear")
+        events = await c.take("input_audio_buffer.cleared")
+        assert kinds(events) == ["input_audio_buffer.cleared"]
+        held.give("others", limit)
+
+
+async def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.realtime.webrtc.call.STALL_S", 0.5)
     monkeypatch.setattr("gateway.http.realtime.webrtc.call.MAX_UNREAD", 0)
 
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-            content = [{"type": "input_text", "text": "x" * 50_000}]
-            item = {"type": "message", "id": "large", "role": "user", "content": content}
-            c.send("conversation.item.create", item=item)
-            for _ in range(20):
-                c.send("conversation.item.retrieve", item_id="large")
-            await c.take("conversation.item.retrieved")
-            vanish(c)
-            # Long before the peer counts as gone.
-            async with asyncio.timeout(10):
-                await free(b, "too_slow")
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+        content = [{"type": "input_text", "text": "x" * 50_000}]
+        item = {"type": "message", "id": "large", "role": "user", "content": content}
+        c.send("conversation.item.create", item=item)
+        for _ in range(20):
+            c.send("conversation.item.retrieve", item_id="large")
+        await c.take("conversation.item.retrieved")
+        vanish(c)
+        # Long before the peer counts as gone.
+        async with asyncio.timeout(10):
+            await free(b, "too_slow")
 
 
-def test_many_calls_are_held_and_freed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
-            callers = [Caller(b.http) for _ in range(8)]
-            try:
-                await asyncio.gather(*(each.call(QUIET) for each in callers))
-                await asyncio.gather(*(ask(each, "output_audio_buffer.stopped") for each in callers))
-                assert b.process.access.http_places.quota.used >= len(callers)
-            finally:
-                await asyncio.gather(*(each.close() for each in callers))
-            ends: list[CallEnd] = ["hung_up"] * len(callers)
-            await free(b, *ends)
-
-    run(scenario())
+async def test_many_calls_are_held_and_freed(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
+        callers = [Caller(b.http) for _ in range(8)]
+        try:
+            await asyncio.gather(*(each.call(QUIET) for each in callers))
+            await asyncio.gather(*(ask(each, "output_audio_buffer.stopped") for each in callers))
+            assert b.process.access.http_places.quota.used >= len(callers)
+        finally:
+            await asyncio.gather(*(each.close() for each in callers))
+        ends: list[CallEnd] = ["hung_up"] * len(callers)
+        await free(b, *ends)

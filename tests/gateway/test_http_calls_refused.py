@@ -21,15 +21,13 @@ from hypothesis import strategies as st
 from gateway.http.realtime.webrtc.call import SpeechTrack
 from gateway.http.realtime.webrtc.peer import MAX_SDP_BYTES, Peer, advertise, read_offer, restrict_messages
 from omnirelay.errors import InvalidRequestError
-from shared.config import Config
 from shared.config.gateway import WebRtcConfig
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.caller import Caller, calling
 from tests.gateway.guarded import BEARER, OTHER
-from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.http_bench import HttpBench, http_bench
 from tests.gateway.test_http_calls import QUIET, connected, free, with_calls
 
-Configure = Callable[..., Config]
 URL = "/v1/realtime/calls"
 SDP = {"Content-Type": "application/sdp"}
 
@@ -75,42 +73,36 @@ def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
         (lambda sdp: sdp.replace("a=setup:actpass", "a=setup:what"), "DTLS"),
     ],
 )
-def test_offers_that_are_refused(
+async def test_offers_that_are_refused(
     configure: Configure, offer: str, change: Callable[[str], str], word: str
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            answer = await b.http.post(URL, content=change(offer).encode(), headers=SDP)
-            assert answer.status_code == 400, answer.text
-            error = answer.json()["error"]
-            assert error["param"] == "sdp"
-            assert word in error["message"]
-            await free(b)
-            assert b.process.access.http_places.quota.used <= 1
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b:
+        answer = await b.http.post(URL, content=change(offer).encode(), headers=SDP)
+        assert answer.status_code == 400, answer.text
+        error = answer.json()["error"]
+        assert error["param"] == "sdp"
+        assert word in error["message"]
+        await free(b)
+        assert b.process.access.http_places.quota.used <= 1
 
 
-def test_a_call_with_video_is_a_call_without(configure: Configure, offer: str) -> None:
+async def test_a_call_with_video_is_a_call_without(configure: Configure, offer: str) -> None:
     voice, data = offer.index("m=audio"), offer.index("m=application")
     video = "m=video 9 UDP/TLS/RTP/SAVPF 96\r\na=mid:v\r\na=rtpmap:96 VP8/90000\r\na=recvonly\r\n"
     answered = "m=video 0 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=inactive\r\na=mid:v\r\n"
 
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            for at in (min(voice, data), max(voice, data), len(offer)):
-                with_video = offer[:at] + video + offer[at:]
-                with_video = with_video.replace("BUNDLE 0 1", "BUNDLE 0 v 1")
-                answer = await b.http.post(URL, content=with_video.encode(), headers=SDP)
-                assert answer.status_code == 201, answer.text
-                media = re.findall("m=([a-z]+)", answer.text)
-                assert media == re.findall("m=([a-z]+)", with_video)
-                assert answered in answer.text
-                assert "a=group:BUNDLE 0 1\r\n" in answer.text
-                await b.http.post(f"{answer.headers['location']}/hangup")
-                await free(b)
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b:
+        for at in (min(voice, data), max(voice, data), len(offer)):
+            with_video = offer[:at] + video + offer[at:]
+            with_video = with_video.replace("BUNDLE 0 1", "BUNDLE 0 v 1")
+            answer = await b.http.post(URL, content=with_video.encode(), headers=SDP)
+            assert answer.status_code == 201, answer.text
+            media = re.findall("m=([a-z]+)", answer.text)
+            assert media == re.findall("m=([a-z]+)", with_video)
+            assert answered in answer.text
+            assert "a=group:BUNDLE 0 1\r\n" in answer.text
+            await b.http.post(f"{answer.headers['location']}/hangup")
+            await free(b)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -150,16 +142,13 @@ def test_offers_with_any_fault_are_answered_or_refused(offer: str, data: st.Data
         ({}, b"", 400),
     ],
 )
-def test_bodies_that_are_no_offer(
+async def test_bodies_that_are_no_offer(
     configure: Configure, headers: dict[str, str], content: bytes, status: int
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            answer = await b.http.post(URL, content=content, headers=headers)
-            assert answer.status_code == status
-            assert (await b.http.get(URL)).status_code == 405
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b:
+        answer = await b.http.post(URL, content=content, headers=headers)
+        assert answer.status_code == status
+        assert (await b.http.get(URL)).status_code == 405
 
 
 @pytest.mark.parametrize(
@@ -172,134 +161,106 @@ def test_bodies_that_are_no_offer(
         ({"session": '{"model": "other"}'}, "model"),
     ],
 )
-def test_forms_that_are_refused(
+async def test_forms_that_are_refused(
     configure: Configure, offer: str, form: dict[str, str], param: str | None
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            given_form = form if param == "sdp" or "sdp" in form else {"sdp": offer, **form}
-            answer = await b.http.post(URL, files={name: (None, text) for name, text in given_form.items()})
-            assert answer.status_code in (400, 404), answer.text
-            assert answer.json()["error"]["param"] == param
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b:
+        given_form = form if param == "sdp" or "sdp" in form else {"sdp": offer, **form}
+        answer = await b.http.post(URL, files={name: (None, text) for name, text in given_form.items()})
+        assert answer.status_code in (400, 404), answer.text
+        assert answer.json()["error"]["param"] == param
 
 
-def test_another_model(configure: Configure, offer: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            answer = await b.http.post(f"{URL}?model=gpt-realtime", content=offer, headers=SDP)
-            assert answer.status_code == 404
-
-    run(scenario())
+async def test_another_model(configure: Configure, offer: str) -> None:
+    async with http_bench(configure(with_calls())) as b:
+        answer = await b.http.post(f"{URL}?model=gpt-realtime", content=offer, headers=SDP)
+        assert answer.status_code == 404
 
 
-def test_calls_and_websockets_count_together(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_calls_and_websockets_count_together(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
 
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            async with (
-                connected(b, QUIET),
-                connected(b, QUIET),
-                b.ai.realtime.connect(model="omnirelay") as one,
-            ):
-                await one.recv()
-                async with b.ai.realtime.connect(model="omnirelay") as other:
-                    await other.recv()
-                    async with calling(b.http) as c:
-                        answer = await b.http.post(URL, content=await c.offer(), headers=SDP)
-                        assert answer.status_code == 429
-                        assert "retry-after" in answer.headers
-            await free(b)
-            async with connected(b, QUIET):
-                pass
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b:
+        async with (
+            connected(b, QUIET),
+            connected(b, QUIET),
+            b.ai.realtime.connect(model="omnirelay") as one,
+        ):
+            await one.recv()
+            async with b.ai.realtime.connect(model="omnirelay") as other:
+                await other.recv()
+                async with calling(b.http) as c:
+                    answer = await b.http.post(URL, content=await c.offer(), headers=SDP)
+                    assert answer.status_code == 429
+                    assert "retry-after" in answer.headers
+        await free(b)
+        async with connected(b, QUIET):
+            pass
 
 
-def test_calls_are_limited_by_themselves(configure: Configure, offer: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls(max_calls=5))) as b:
-            codes = [(await b.http.post(URL, content=offer, headers=SDP)).status_code for _ in range(5)]
-            assert codes == [201] * 4 + [429]
-            # Sessions by WebSocket go on.
-            async with b.ai.realtime.connect(model="omnirelay") as one:
-                await one.recv()
-
-    run(scenario())
+async def test_calls_are_limited_by_themselves(configure: Configure, offer: str) -> None:
+    async with http_bench(configure(with_calls(max_calls=5))) as b:
+        codes = [(await b.http.post(URL, content=offer, headers=SDP)).status_code for _ in range(5)]
+        assert codes == [201] * 4 + [429]
+        # Sessions by WebSocket go on.
+        async with b.ai.realtime.connect(model="omnirelay") as one:
+            await one.recv()
 
 
-def test_a_call_is_a_connection(configure: Configure, offer: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls(), max_connections=5)) as b:
-            limits = httpx.Limits(max_connections=1)
-            async with httpx.AsyncClient(base_url=b.url, limits=limits) as http:
-                codes = [(await http.post(URL, content=offer, headers=SDP)).status_code for _ in range(4)]
-            assert codes == [201, 201, 201, 429]
-
-    run(scenario())
+async def test_a_call_is_a_connection(configure: Configure, offer: str) -> None:
+    async with http_bench(configure(with_calls(), max_connections=5)) as b:
+        limits = httpx.Limits(max_connections=1)
+        async with httpx.AsyncClient(base_url=b.url, limits=limits) as http:
+            codes = [(await http.post(URL, content=offer, headers=SDP)).status_code for _ in range(4)]
+        assert codes == [201, 201, 201, 429]
 
 
-def test_a_call_without_a_connection_of_its_own_keeps_no_place(
+async def test_a_call_without_a_connection_of_its_own_keeps_no_place(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, offer: str
 ) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.EMFILE, "Too many open files")
 
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b:
-            with monkeypatch.context() as short:
-                short.setattr("gateway.http.realtime.webrtc.endpoint.Peer", fail)
-                assert (await b.http.post(URL, content=offer, headers=SDP)).status_code == 500
-            assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 0
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b:
+        with monkeypatch.context() as short:
+            short.setattr("gateway.http.realtime.webrtc.endpoint.Peer", fail)
+            assert (await b.http.post(URL, content=offer, headers=SDP)).status_code == 500
+        assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 0
 
 
-def test_keys(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        config = configure({**with_calls(), "api_keys": keys})
-        async with http_bench(config) as b, calling(b.http, BEARER) as c:
-            assert (await b.http.post(URL, content=await c.offer(), headers=SDP)).status_code == 401
-            await c.call(QUIET)
-            other = {"Authorization": f"Bearer {OTHER}"}
-            for headers, status in (({}, 401), (other, 404)):
-                assert (await b.http.post(f"{c.location}/hangup", headers=headers)).status_code == status
-            assert not c.ended.is_set()
+async def test_keys(configure: Configure, keys: str) -> None:
+    config = configure({**with_calls(), "api_keys": keys})
+    async with http_bench(config) as b, calling(b.http, BEARER) as c:
+        assert (await b.http.post(URL, content=await c.offer(), headers=SDP)).status_code == 401
+        await c.call(QUIET)
+        other = {"Authorization": f"Bearer {OTHER}"}
+        for headers, status in (({}, 401), (other, 404)):
+            assert (await b.http.post(f"{c.location}/hangup", headers=headers)).status_code == status
+        assert not c.ended.is_set()
+        assert (await c.hang_up()).status_code == 200
+        await free(b)
+
+
+async def test_a_browser_calls_with_an_ephemeral_key(configure: Configure, keys: str) -> None:
+    config = configure({**with_calls(), "api_keys": keys})
+    async with http_bench(config) as b:
+        ordered = {"type": "realtime", "instructions": "Be brief."}
+        secret = await b.http.post("/v1/realtime/client_secrets", json={"session": ordered}, headers=BEARER)
+        async with calling(b.http, {"Authorization": f"Bearer {secret.json()['value']}"}) as c:
+            session = await c.call()
+            assert session["instructions"] == "Be brief."
+            assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
             assert (await c.hang_up()).status_code == 200
-            await free(b)
-
-    run(scenario())
 
 
-def test_a_browser_calls_with_an_ephemeral_key(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        config = configure({**with_calls(), "api_keys": keys})
-        async with http_bench(config) as b:
-            ordered = {"type": "realtime", "instructions": "Be brief."}
-            secret = await b.http.post(
-                "/v1/realtime/client_secrets", json={"session": ordered}, headers=BEARER
-            )
-            async with calling(b.http, {"Authorization": f"Bearer {secret.json()['value']}"}) as c:
-                session = await c.call()
-                assert session["instructions"] == "Be brief."
-                assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
-                assert (await c.hang_up()).status_code == 200
-
-    run(scenario())
-
-
-def test_a_gateway_without_calls_says_what_is_needed(configure: Configure, offer: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            for path in (URL, f"{URL}/rtc_1/hangup"):
-                answer = await b.http.post(path, content=offer, headers=SDP)
-                assert answer.status_code == 501
-                assert "omnirelay-server[webrtc]" in answer.json()["error"]["message"]
-                assert answer.json()["error"]["code"] == "calls_disabled"
-
-    run(scenario())
+async def test_a_gateway_without_calls_says_what_is_needed(web: HttpBench, offer: str) -> None:
+    for path in (URL, f"{URL}/rtc_1/hangup"):
+        answer = await web.http.post(path, content=offer, headers=SDP)
+        assert answer.status_code == 501
+        assert "omnirelay-server[webrtc]" in answer.json()["error"]["message"]
+        assert answer.json()["error"]["code"] == "calls_disabled"
 
 
 WITHOUT = """
@@ -333,28 +294,25 @@ def test_answers_name_the_addresses_that_clients_reach() -> None:
     assert advertise(answer, ["203.0.113.7", "2001:db8::1"]) == answer.replace("10.0.0.5", "203.0.113.7")
 
 
-def test_strangers_get_no_answer_and_fill_nothing(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
-            answer = await b.http.post(URL, content=await c.offer(), headers=SDP)
-            port = int(re.findall(r"udp \d+ 127\.0\.0\.1 (\d+) typ host", answer.text)[0])
-            # A binding request of STUN without a user name, and what is no STUN.
-            ask = bytes.fromhex("000100002112a442") + b"x" * 12
-            with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
-                stranger.connect(("127.0.0.1", port))
-                stranger.setblocking(False)
-                for _ in range(300):
-                    stranger.send(ask)
-                    stranger.send(b"\x80" + bytes(1000))
-                    await asyncio.sleep(0)
-                (held,) = b.process._context.calls  # type: ignore[union-attr]
-                assert not held.done()
-                with pytest.raises(BlockingIOError):
-                    stranger.recv(100)
-            peer = _peer_of(held)
-            assert peer._queue.qsize() <= 64
-
-    run(scenario())
+async def test_strangers_get_no_answer_and_fill_nothing(configure: Configure) -> None:
+    async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
+        answer = await b.http.post(URL, content=await c.offer(), headers=SDP)
+        port = int(re.findall(r"udp \d+ 127\.0\.0\.1 (\d+) typ host", answer.text)[0])
+        # A binding request of STUN without a user name, and what is no STUN.
+        ask = bytes.fromhex("000100002112a442") + b"x" * 12
+        with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as stranger:
+            stranger.connect(("127.0.0.1", port))
+            stranger.setblocking(False)
+            for _ in range(300):
+                stranger.send(ask)
+                stranger.send(b"\x80" + bytes(1000))
+                await asyncio.sleep(0)
+            (held,) = b.process._context.calls  # type: ignore[union-attr]
+            assert not held.done()
+            with pytest.raises(BlockingIOError):
+                stranger.recv(100)
+        peer = _peer_of(held)
+        assert peer._queue.qsize() <= 64
 
 
 async def open_channels(c: Caller) -> None:
@@ -426,20 +384,17 @@ def test_what_was_never_sent_is_not_acknowledged() -> None:
 
 
 @pytest.mark.parametrize("attack", [open_channels, many_sources, endless_message, many_parts, many_streams])
-def test_clients_that_fill_memory_are_disconnected(
+async def test_clients_that_fill_memory_are_disconnected(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, attack: Callable[[Caller], Awaitable[None]]
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.webrtc.peer.CHECK_S", 0.1)
 
-    async def scenario() -> None:
-        async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-            # It may be disconnected before it has sent all.
-            with suppress(ConnectionError):
-                await attack(c)
-            async with asyncio.timeout(10):
-                await free(b)
-
-    run(scenario())
+    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+        # It may be disconnected before it has sent all.
+        with suppress(ConnectionError):
+            await attack(c)
+        async with asyncio.timeout(10):
+            await free(b)
 
 
 def _peer_of(task: Any) -> Any:

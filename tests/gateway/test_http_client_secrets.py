@@ -4,7 +4,6 @@ import gc
 import json
 import time
 import tracemalloc
-from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -12,13 +11,11 @@ import pytest
 from websockets.exceptions import InvalidStatus
 
 from gateway.access.ephemeral import PREFIX
-from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.guarded import BEARER, CHAT, KEY, keys_file
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_http_realtime import ANSWER, CHUNKS, HELLO, ask, idle
 
-Configure = Callable[..., Config]
 URL = "/v1/realtime/client_secrets"
 SESSION = {"type": "realtime", "instructions": "Be brief.", "audio": {"output": {"voice": "Ethan"}}}
 
@@ -51,95 +48,84 @@ async def refused(b: HttpBench, key: str) -> int:
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_a_key_opens_sessions_as_they_were_ordered(configure: Configure, keys: str, keyed: bool) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway(**({"api_keys": keys} if keyed else {})))
-        async with http_bench(config) as b, speaking(b, ANSWER, CHUNKS):
-            before = time.time()
-            secret = await made(b, BEARER if keyed else None, session=SESSION)
-            assert secret["value"].startswith(PREFIX)
-            assert 599 <= secret["expires_at"] - before <= 602
-            assert secret["session"]["instructions"] == "Be brief."
-            for _ in range(2):
-                session = await opened(b, secret["value"])
-                assert session.instructions == "Be brief."
-                assert session.audio.output.voice == "Ethan"
-            async with client_of(b, secret["value"]).realtime.connect(model=MODEL) as connection:
-                await connection.recv()
-                await connection.conversation.item.create(item=HELLO)
-                assert (await ask(connection))[-1].response.status == "completed"
-            if keyed:
-                # Requests are those of the key that made it.
-                assert b.process.access.keys.client(KEY).taken == 1
-            assert b.process.gateway.held.total > 0
+async def test_a_key_opens_sessions_as_they_were_ordered(
+    configure: Configure, keys: str, keyed: bool
+) -> None:
+    config = configure(http_gateway(**({"api_keys": keys} if keyed else {})))
+    async with http_bench(config) as b, speaking(b, ANSWER, CHUNKS):
+        before = time.time()
+        secret = await made(b, BEARER if keyed else None, session=SESSION)
+        assert secret["value"].startswith(PREFIX)
+        assert 599 <= secret["expires_at"] - before <= 602
+        assert secret["session"]["instructions"] == "Be brief."
+        for _ in range(2):
+            session = await opened(b, secret["value"])
+            assert session.instructions == "Be brief."
+            assert session.audio.output.voice == "Ethan"
+        async with client_of(b, secret["value"]).realtime.connect(model=MODEL) as connection:
+            await connection.recv()
+            await connection.conversation.item.create(item=HELLO)
+            assert (await ask(connection))[-1].response.status == "completed"
+        if keyed:
+            # Requests are those of the key that made it.
+            assert b.process.access.keys.client(KEY).taken == 1
+        assert b.process.gateway.held.total > 0
 
-    run(scenario())
 
-
-def test_a_key_expires_and_its_memory_is_free(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_key_expires_and_its_memory_is_free(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.SECOND_S", 0.03)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            secret = await made(b, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
-            assert b.process.gateway.held.total > 0
-            assert "\nomnirelay_client_secrets 1.0\n" in (await b.http.get("/metrics")).text
-            await idle(b)
-            assert await refused(b, secret["value"]) == 401
-            assert "\nomnirelay_client_secrets 0.0\n" in (await b.http.get("/metrics")).text
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        secret = await made(b, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
+        assert b.process.gateway.held.total > 0
+        assert "\nomnirelay_client_secrets 1.0\n" in (await b.http.get("/metrics")).text
+        await idle(b)
+        assert await refused(b, secret["value"]) == 401
+        assert "\nomnirelay_client_secrets 0.0\n" in (await b.http.get("/metrics")).text
 
 
 @pytest.mark.parametrize("keyed", [True, False])
-def test_what_a_key_does_not_open(configure: Configure, keys: str, keyed: bool) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway(**({"api_keys": keys} if keyed else {})))
-        async with http_bench(config) as b:
-            key = (await made(b, BEARER if keyed else None))["value"]
-            bearer = {"Authorization": f"Bearer {key}"}
-            for path, body in ((CHAT, {"model": MODEL, "messages": HI}), (URL, {})):
-                answer = await b.http.post(path, json=body, headers=bearer)
-                assert answer.status_code == 401
-                assert "opens /v1/realtime" in answer.json()["error"]["message"]
-            assert await refused(b, f"{key[:-1]}{'A' if key[-1] != 'A' else 'B'}") == 401
-            assert await refused(b, PREFIX) == 401
-            assert (await b.http.post(URL, json={})).status_code == (401 if keyed else 200)
-
-    run(scenario())
+async def test_what_a_key_does_not_open(configure: Configure, keys: str, keyed: bool) -> None:
+    config = configure(http_gateway(**({"api_keys": keys} if keyed else {})))
+    async with http_bench(config) as b:
+        key = (await made(b, BEARER if keyed else None))["value"]
+        bearer = {"Authorization": f"Bearer {key}"}
+        for path, body in ((CHAT, {"model": MODEL, "messages": HI}), (URL, {})):
+            answer = await b.http.post(path, json=body, headers=bearer)
+            assert answer.status_code == 401
+            assert "opens /v1/realtime" in answer.json()["error"]["message"]
+        assert await refused(b, f"{key[:-1]}{'A' if key[-1] != 'A' else 'B'}") == 401
+        assert await refused(b, PREFIX) == 401
+        assert (await b.http.post(URL, json={})).status_code == (401 if keyed else 200)
 
 
-def test_a_key_takes_no_more_memory_than_was_reserved(configure: Configure) -> None:
+async def test_a_key_takes_no_more_memory_than_was_reserved(configure: Configure) -> None:
     nested: dict[str, list[list[Any]]] = {"enum": [[] for _ in range(60_000)]}
     tool = {"type": "function", "name": "f", "parameters": {"type": "object", "properties": {"a": nested}}}
     body = {"session": {"tools": [tool]}}
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
+    async with http_bench(configure(http_gateway())) as b:
+        assert (await b.http.post(URL, json=body)).status_code == 200
+        tracemalloc.start()
+        try:
             assert (await b.http.post(URL, json=body)).status_code == 200
-            tracemalloc.start()
-            try:
-                assert (await b.http.post(URL, json=body)).status_code == 200
-                gc.collect()
-                taken = tracemalloc.get_traced_memory()[0]
-            finally:
-                tracemalloc.stop()
-            assert taken < 3 * len(json.dumps(body))
-
-    run(scenario())
+            gc.collect()
+            taken = tracemalloc.get_traced_memory()[0]
+        finally:
+            tracemalloc.stop()
+        assert taken < 3 * len(json.dumps(body))
 
 
-def test_a_key_ends_with_the_key_that_made_it(configure: Configure, tmp_path: Any) -> None:
-    async def scenario() -> None:
-        alice = {"key": KEY}
-        file = keys_file(tmp_path / "keys.yaml", alice=dict(alice))
-        async with http_bench(configure(http_gateway(api_keys=str(file)))) as b:
-            key = (await made(b, BEARER))["value"]
-            keys_file(file, bob={"key": "omr_bobs"})
-            b.process.access.reload()
-            assert await refused(b, key) == 401
-
-    run(scenario())
+async def test_a_key_ends_with_the_key_that_made_it(configure: Configure, tmp_path: Any) -> None:
+    alice = {"key": KEY}
+    file = keys_file(tmp_path / "keys.yaml", alice=dict(alice))
+    async with http_bench(configure(http_gateway(api_keys=str(file)))) as b:
+        key = (await made(b, BEARER))["value"]
+        keys_file(file, bob={"key": "omr_bobs"})
+        b.process.access.reload()
+        assert await refused(b, key) == 401
 
 
 @pytest.mark.parametrize(
@@ -154,26 +140,19 @@ def test_a_key_ends_with_the_key_that_made_it(configure: Configure, tmp_path: An
         ({"more": 1}, "more"),
     ],
 )
-def test_requests_that_are_refused(configure: Configure, body: dict[str, Any], param: str | None) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            answer = await b.http.post(URL, json=body)
-            assert answer.status_code == 400, answer.text
-            assert param is None or answer.json()["error"]["param"] == param
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+async def test_requests_that_are_refused(web: HttpBench, body: dict[str, Any], param: str | None) -> None:
+    answer = await web.http.post(URL, json=body)
+    assert answer.status_code == 400, answer.text
+    assert param is None or answer.json()["error"]["param"] == param
+    assert web.process.gateway.held.total == 0
 
 
-def test_bounds(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_bounds(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.access.ephemeral.MAX_KEYS", 5)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            codes = [(await b.http.post(URL)).status_code for _ in range(6)]
-            # One place is left for other clients.
-            assert codes == [200] * 4 + [429] * 2
-            large = await b.http.post(URL, json={"session": {"instructions": "x" * 2**18}})
-            assert large.status_code == 413
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        codes = [(await b.http.post(URL)).status_code for _ in range(6)]
+        # One place is left for other clients.
+        assert codes == [200] * 4 + [429] * 2
+        large = await b.http.post(URL, json={"session": {"instructions": "x" * 2**18}})
+        assert large.status_code == 413

@@ -1,7 +1,6 @@
 """/v1/completions: OpenAI's client, and prompts that are wrong."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -10,45 +9,39 @@ import pytest
 from gateway.http.openai.completions import read_completion
 from gateway.http.openai.strings import parse
 from omnirelay.errors import InvalidRequestError
-from shared.config import Config
-from tests.gateway.bench import run
-from tests.gateway.http_bench import MODEL, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, speaking
 
-Configure = Callable[..., Config]
 ANSWER = "upon a time"
 
 
-def test_a_text_is_continued(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
-            create = b.ai.completions.create
-            ids = b.encode("Once <|im")
-            for prompt in ("Once <|im", ["Once <|im"], ids, [ids]):
-                whole: Any = await create(model=MODEL, prompt=prompt)
-                [choice] = whole.choices
-                assert (choice.text, choice.finish_reason) == (ANSWER, "stop")
-                assert whole.usage.completion_tokens == len(b.encode(ANSWER))
-                assert b.stages.requests[-1].prompt_token_ids == ids
-                assert b.stages.requests[-1].sampling.max_tokens == 16
-            await create(model=MODEL, prompt="<|im_end|>", max_tokens=5)
-            assert len(b.stages.requests[-1].prompt_token_ids) > 1
-            assert b.stages.requests[-1].sampling.max_tokens == 5
-            options: Any = {"include_usage": True}
-            # Its models do not know that only the last chunk has a finish reason, as in OpenAI's own streams.
-            lenient = b.ai.with_options(_extra_kwargs={"_strict_response_validation": False})
-            stream: Any = await lenient.completions.create(
-                model=MODEL, prompt="Once", stream=True, stream_options=options
-            )
-            chunks: list[Any] = [chunk async for chunk in stream]
-            assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == ANSWER
-            assert chunks[-2].choices[0].finish_reason == "stop"
-            assert chunks[-1].usage.completion_tokens == len(b.encode(ANSWER))
-            for wrong in ("", [10**6]):
-                with pytest.raises(openai.BadRequestError) as raised:
-                    await create(model=MODEL, prompt=wrong)
-                assert raised.value.param == "prompt"
-
-    run(scenario())
+async def test_a_text_is_continued(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, []):
+        create = web.ai.completions.create
+        ids = web.encode("Once <|im")
+        for prompt in ("Once <|im", ["Once <|im"], ids, [ids]):
+            whole: Any = await create(model=MODEL, prompt=prompt)
+            [choice] = whole.choices
+            assert (choice.text, choice.finish_reason) == (ANSWER, "stop")
+            assert whole.usage.completion_tokens == len(web.encode(ANSWER))
+            assert web.stages.requests[-1].prompt_token_ids == ids
+            assert web.stages.requests[-1].sampling.max_tokens == 16
+        await create(model=MODEL, prompt="<|im_end|>", max_tokens=5)
+        assert len(web.stages.requests[-1].prompt_token_ids) > 1
+        assert web.stages.requests[-1].sampling.max_tokens == 5
+        options: Any = {"include_usage": True}
+        # Its models do not know that only the last chunk has a finish reason, as in OpenAI's own streams.
+        lenient = web.ai.with_options(_extra_kwargs={"_strict_response_validation": False})
+        stream: Any = await lenient.completions.create(
+            model=MODEL, prompt="Once", stream=True, stream_options=options
+        )
+        chunks: list[Any] = [chunk async for chunk in stream]
+        assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == ANSWER
+        assert chunks[-2].choices[0].finish_reason == "stop"
+        assert chunks[-1].usage.completion_tokens == len(web.encode(ANSWER))
+        for wrong in ("", [10**6]):
+            with pytest.raises(openai.BadRequestError) as raised:
+                await create(model=MODEL, prompt=wrong)
+            assert raised.value.param == "prompt"
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ import codecs
 import gzip
 import json
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -15,13 +15,11 @@ import pytest
 from gateway.fairness import uploads
 from gateway.http import answer as answer_module
 from gateway.http import streams
-from shared.config import Config
 from shared.http import protocol
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
 
-Configure = Callable[..., Config]
 SPEECH = {"model": MODEL, "messages": HI, "stream": True, "modalities": ["text", "audio"]}
 
 
@@ -54,40 +52,33 @@ async def events_of(response: httpx.Response) -> list[Any]:
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
-def test_a_client_that_hangs_up_cancels(configure: Configure, stream: bool, begun: bool) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            async with raw(b) as (reader, writer):
-                writer.write(chat(stream=stream))
-                request = await b.stages.request(0)
-                if begun:
-                    await b.stages.text(request.request_id, 0, b.encode("Hello"))
-                if begun and stream:
-                    await reader.readuntil(b"Hello")
-            await b.stages.aborted(request.request_id)
-            assert b.counts["cancelled"] == 1
-            assert (await b.http.get(f"/v1/requests/{request.request_id}")).json()["state"] == "cancelled"
-
-    run(scenario())
-
-
-def test_a_client_that_does_not_read_loses_its_request(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway(), client_backlog_bytes=1_000_000)
-        async with http_bench(config) as b, raw(b, limit=2**10) as (reader, writer):
-            writer.write(chat(audio={"format": "pcm16"}))
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("Hello"))
+async def test_a_client_that_hangs_up_cancels(web: HttpBench, stream: bool, begun: bool) -> None:
+    async with raw(web) as (reader, writer):
+        writer.write(chat(stream=stream))
+        request = await web.stages.request(0)
+        if begun:
+            await web.stages.text(request.request_id, 0, web.encode("Hello"))
+        if begun and stream:
             await reader.readuntil(b"Hello")
-            for seq in range(1000):
-                await b.stages.audio(request.request_id, seq, bytes(400_000))
-                await asyncio.sleep(0)
-                if b.counts["failed"]:
-                    break
-            await b.stages.aborted(request.request_id)
-            assert b"client_too_slow" in await tail(reader)
+    await web.stages.aborted(request.request_id)
+    assert web.counts["cancelled"] == 1
+    assert (await web.http.get(f"/v1/requests/{request.request_id}")).json()["state"] == "cancelled"
 
-    run(scenario())
+
+async def test_a_client_that_does_not_read_loses_its_request(configure: Configure) -> None:
+    config = configure(http_gateway(), client_backlog_bytes=1_000_000)
+    async with http_bench(config) as b, raw(b, limit=2**10) as (reader, writer):
+        writer.write(chat(audio={"format": "pcm16"}))
+        request = await b.stages.request(0)
+        await b.stages.text(request.request_id, 0, b.encode("Hello"))
+        await reader.readuntil(b"Hello")
+        for seq in range(1000):
+            await b.stages.audio(request.request_id, seq, bytes(400_000))
+            await asyncio.sleep(0)
+            if b.counts["failed"]:
+                break
+        await b.stages.aborted(request.request_id)
+        assert b"client_too_slow" in await tail(reader)
 
 
 async def tail(reader: asyncio.StreamReader) -> bytes:
@@ -100,50 +91,44 @@ async def tail(reader: asyncio.StreamReader) -> bytes:
     return last
 
 
-def test_a_deaf_client_is_hung_up_on(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deaf_client_is_hung_up_on(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(protocol, "STALL_S", 0.2)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, raw(b, limit=2**10) as (_, writer):
-            writer.write(chat(audio={"format": "pcm16"}))
-            request = await b.stages.request(0)
-            for seq in range(100):
-                await b.stages.audio(request.request_id, seq, bytes(400_000))
-                if b.counts["cancelled"]:
-                    break
-                await asyncio.sleep(0.01)
-            await b.stages.aborted(request.request_id)
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, raw(b, limit=2**10) as (_, writer):
+        writer.write(chat(audio={"format": "pcm16"}))
+        request = await b.stages.request(0)
+        for seq in range(100):
+            await b.stages.audio(request.request_id, seq, bytes(400_000))
+            if b.counts["cancelled"]:
+                break
+            await asyncio.sleep(0.01)
+        await b.stages.aborted(request.request_id)
 
 
-def test_a_stage_that_falls_silent_ends_the_stream(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.4))) as b:
-            answer = asyncio.create_task(whole_stream(b))
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            b.stages.alive.discard("talker")
-            *events, error = await answer
-            assert events[1]["choices"][0]["delta"]["audio"]["transcript"] == "Hello"
-            assert error["error"]["code"] == "stage_unavailable"
-            assert "talker" in error["error"]["message"]
-            ready = await b.http.get("/readyz")
-            assert ready.status_code == 503
-            assert ready.json() == {"status": "unavailable", "reasons": ["the talker is down"]}
-            assert (await b.http.get("/health")).status_code == 503
-            assert (await b.http.get("/livez")).status_code == 200
-            refused = await b.post(modalities=["text", "audio"])
-            assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stage_unavailable")
-            assert await b.metric('omnirelay_stage_up{stage="talker"}') == 0
-            # Text alone does without the talker.
-            b.stages.serve(b.encode("Hi"))
-            assert (await b.post()).status_code == 200
-            b.stages.alive.add("talker")
-            await until(lambda: b.process.status().ready)
-            assert (await b.http.get("/readyz")).status_code == 200
-
-    run(scenario())
+async def test_a_stage_that_falls_silent_ends_the_stream(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.4))) as b:
+        answer = asyncio.create_task(whole_stream(b))
+        request = await b.stages.request(0)
+        await b.stages.text(request.request_id, 0, b.encode("Hello"))
+        b.stages.alive.discard("talker")
+        *events, error = await answer
+        assert events[1]["choices"][0]["delta"]["audio"]["transcript"] == "Hello"
+        assert error["error"]["code"] == "stage_unavailable"
+        assert "talker" in error["error"]["message"]
+        ready = await b.http.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json() == {"status": "unavailable", "reasons": ["the talker is down"]}
+        assert (await b.http.get("/health")).status_code == 503
+        assert (await b.http.get("/livez")).status_code == 200
+        refused = await b.post(modalities=["text", "audio"])
+        assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stage_unavailable")
+        assert await b.metric('omnirelay_stage_up{stage="talker"}') == 0
+        # Text alone does without the talker.
+        b.stages.serve(b.encode("Hi"))
+        assert (await b.post()).status_code == 200
+        b.stages.alive.add("talker")
+        await until(lambda: b.process.status().ready)
+        assert (await b.http.get("/readyz")).status_code == 200
 
 
 async def whole_stream(b: HttpBench) -> list[Any]:
@@ -152,42 +137,35 @@ async def whole_stream(b: HttpBench) -> list[Any]:
         return await events_of(response)
 
 
-def test_many_streams_at_once(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(), max_active=74)) as b:
-            answers = [asyncio.create_task(whole_stream(b)) for _ in range(64)]
-            await b.stages.request(63)
-            assert b.counts["thinking"] == 64
-            b.stages.serve(b.encode("Hello world"))
-            for answer in await asyncio.gather(*answers):
-                said = [each["choices"][0]["delta"].get("audio", {}).get("transcript", "") for each in answer]
-                assert "".join(said) == "Hello world"
-            assert b.counts["completed"] == 64
-
-    run(scenario())
+async def test_many_streams_at_once(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway(), max_active=74)) as b:
+        answers = [asyncio.create_task(whole_stream(b)) for _ in range(64)]
+        await b.stages.request(63)
+        assert b.counts["thinking"] == 64
+        b.stages.serve(b.encode("Hello world"))
+        for answer in await asyncio.gather(*answers):
+            said = [each["choices"][0]["delta"].get("audio", {}).get("transcript", "") for each in answer]
+            assert "".join(said) == "Hello world"
+        assert b.counts["completed"] == 64
 
 
-def test_a_gateway_that_stops_tells_its_clients(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            answer = asyncio.create_task(whole_stream(b))
-            waiting = asyncio.create_task(b.post())
-            request = await b.stages.request(0)
-            await b.stages.request(1)
-            await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            await until(lambda: b.process.gateway.report(request.request_id).text_tokens > 0)  # type: ignore[union-attr]
-            b.process.gateway.close()
-            reasons = (await b.http.get("/readyz")).json()["reasons"]
-            assert reasons == ["the gateway is draining: it was told to stop"]
-            http = b.process._http
-            assert http is not None
-            await http.close()
-            assert (await answer)[-1]["error"]["code"] == "cancelled"
-            assert (await waiting).status_code == 503
-            with pytest.raises(httpx.ConnectError):
-                await b.http.get("/livez")
-
-    run(scenario())
+async def test_a_gateway_that_stops_tells_its_clients(web: HttpBench) -> None:
+    answer = asyncio.create_task(whole_stream(web))
+    waiting = asyncio.create_task(web.post())
+    request = await web.stages.request(0)
+    await web.stages.request(1)
+    await web.stages.text(request.request_id, 0, web.encode("Hello"))
+    await until(lambda: web.process.gateway.report(request.request_id).text_tokens > 0)  # type: ignore[union-attr]
+    web.process.gateway.close()
+    reasons = (await web.http.get("/readyz")).json()["reasons"]
+    assert reasons == ["the gateway is draining: it was told to stop"]
+    http = web.process._http
+    assert http is not None
+    await http.close()
+    assert (await answer)[-1]["error"]["code"] == "cancelled"
+    assert (await waiting).status_code == 503
+    with pytest.raises(httpx.ConnectError):
+        await web.http.get("/livez")
 
 
 @pytest.mark.parametrize(
@@ -198,51 +176,47 @@ def test_a_gateway_that_stops_tells_its_clients(configure: Configure) -> None:
     ],
     ids=["chat", "speech"],
 )
-def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there(
+async def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.05)
     monkeypatch.setattr(answer_module, "HEADERS_WITHIN_S", 0.05)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(), max_active=1)) as b:
-            first = asyncio.create_task(b.post())
-            ahead = await b.stages.request(0)
-            async with b.http.stream("POST", path, json=fields) as response:
-                assert response.status_code == 200
-                report = b.process.gateway.report(response.headers["x-request-id"])
-                assert report is not None
-                assert report.state == "queued"
-                lines = response.aiter_lines()
-                assert [await anext(lines) for _ in range(4)] == [": keep-alive", ""] * 2
-                await b.stages.answer(ahead, b.encode("Hi"))
-                await first
-                waited = await b.stages.request(1)
-                await b.stages.fail(waited.request_id, "thinker", "media_invalid", "image 1: it is none")
-                told = [line async for line in lines if line.startswith("data:")]
-            assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == "media_invalid"
-            assert told[1:] == ["data: [DONE]"]
-
-    run(scenario())
+    async with http_bench(configure(http_gateway(), max_active=1)) as b:
+        first = asyncio.create_task(b.post())
+        ahead = await b.stages.request(0)
+        async with b.http.stream("POST", path, json=fields) as response:
+            assert response.status_code == 200
+            report = b.process.gateway.report(response.headers["x-request-id"])
+            assert report is not None
+            assert report.state == "queued"
+            lines = response.aiter_lines()
+            assert [await anext(lines) for _ in range(4)] == [": keep-alive", ""] * 2
+            await b.stages.answer(ahead, b.encode("Hi"))
+            await first
+            waited = await b.stages.request(1)
+            await b.stages.fail(waited.request_id, "thinker", "media_invalid", "image 1: it is none")
+            told = [line async for line in lines if line.startswith("data:")]
+        assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == "media_invalid"
+        assert told[1:] == ["data: [DONE]"]
 
 
-def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_quiet_stream_says_that_it_is_there(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.02)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
-            writer.write(chat())
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            assert b"Hello" in await reader.readuntil(b": keep-alive\n\n")
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+        writer.write(chat())
+        request = await b.stages.request(0)
+        await b.stages.text(request.request_id, 0, b.encode("Hello"))
+        assert b"Hello" in await reader.readuntil(b": keep-alive\n\n")
 
 
-def test_what_nobody_expected_is_answered_too(
+async def test_what_nobody_expected_is_answered_too(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
+    with caplog.at_level(logging.ERROR):
         async with http_bench(configure(http_gateway())) as b:
 
             async def fail(*_: object) -> None:
@@ -252,9 +226,6 @@ def test_what_nobody_expected_is_answered_too(
             answer = await b.post()
             assert (answer.status_code, answer.json()["error"]["code"]) == (500, "internal")
             assert "inside" not in answer.text
-
-    with caplog.at_level(logging.ERROR):
-        run(scenario())
     assert "ZeroDivisionError: inside" in caplog.text
 
 
@@ -271,72 +242,62 @@ NOWHERE: list[tuple[str, str, bytes, int, str]] = [
 ]
 
 
-def test_requests_that_lead_nowhere(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            for path, method, body, status, code in NOWHERE:
-                answer = await b.http.request(method, path, content=body)
-                assert answer.status_code == status, path
-                error = answer.json()["error"]
-                assert set(error) == {"message", "type", "param", "code"}
-                assert answer.headers["x-request-id"].startswith("http_")
-                assert (error["code"], error["type"]) == (code, "invalid_request_error")
-                assert status != 405 or answer.headers["allow"] == "POST"
-                assert status not in (404, 405, 426) or path.rpartition("/")[2] in error["message"]
-
-    run(scenario())
+async def test_requests_that_lead_nowhere(web: HttpBench) -> None:
+    for path, method, body, status, code in NOWHERE:
+        answer = await web.http.request(method, path, content=body)
+        assert answer.status_code == status, path
+        error = answer.json()["error"]
+        assert set(error) == {"message", "type", "param", "code"}
+        assert answer.headers["x-request-id"].startswith("http_")
+        assert (error["code"], error["type"]) == (code, "invalid_request_error")
+        assert status != 405 or answer.headers["allow"] == "POST"
+        assert status not in (404, 405, 426) or path.rpartition("/")[2] in error["message"]
 
 
-def test_bodies_over_the_limit(configure: Configure) -> None:
-    async def scenario() -> None:
-        media = {"max_item_bytes": 50_000, "max_request_bytes": 100_000}
-        async with http_bench(configure(http_gateway(), media, request_bytes=400_000)) as b:
-            content = b"x" * 400_001
-            announced = await b.http.post("/v1/chat/completions", content=content)
+async def test_bodies_over_the_limit(configure: Configure) -> None:
+    media = {"max_item_bytes": 50_000, "max_request_bytes": 100_000}
+    async with http_bench(configure(http_gateway(), media, request_bytes=400_000)) as b:
+        content = b"x" * 400_001
+        announced = await b.http.post("/v1/chat/completions", content=content)
 
-            async def pieces() -> AsyncIterator[bytes]:
-                for start in range(0, len(content), 2**16):
-                    yield content[start : start + 2**16]
+        async def pieces() -> AsyncIterator[bytes]:
+            for start in range(0, len(content), 2**16):
+                yield content[start : start + 2**16]
 
-            chunked = await b.http.post("/v1/chat/completions", content=pieces())
-            for answer in (announced, chunked):
-                assert answer.status_code == 413
-                assert answer.json()["error"]["code"] == "request_too_large"
-            # As large as allowed is read; it is not a request, though.
-            assert (await b.http.post("/v1/chat/completions", content=content[1:])).status_code == 400
-            url = "data:;base64," + "A" * 80_000
-            parts = [{"type": "image_url", "image_url": {"url": url}}]
-            large = await b.post(messages=[{"role": "user", "content": parts}])
-            assert (large.status_code, large.json()["error"]["code"]) == (413, "media_too_large")
-            b.stages.serve(b.encode("Hi"))
-            assert (await b.post()).status_code == 200
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+        chunked = await b.http.post("/v1/chat/completions", content=pieces())
+        for answer in (announced, chunked):
+            assert answer.status_code == 413
+            assert answer.json()["error"]["code"] == "request_too_large"
+        # As large as allowed is read; it is not a request, though.
+        assert (await b.http.post("/v1/chat/completions", content=content[1:])).status_code == 400
+        url = "data:;base64," + "A" * 80_000
+        parts = [{"type": "image_url", "image_url": {"url": url}}]
+        large = await b.post(messages=[{"role": "user", "content": parts}])
+        assert (large.status_code, large.json()["error"]["code"]) == (413, "media_too_large")
+        b.stages.serve(b.encode("Hi"))
+        assert (await b.post()).status_code == 200
+        assert b.process.gateway.held.total == 0
 
 
-def test_a_body_may_be_packed(configure: Configure) -> None:
-    async def scenario() -> None:
-        media = {"max_item_bytes": 50_000, "max_request_bytes": 100_000}
-        async with http_bench(configure(http_gateway(), media, request_bytes=400_000)) as b:
-            b.stages.serve(b.encode("Hi"))
-            plain = codecs.BOM_UTF8 + json.dumps({"model": "omnirelay", "messages": HI}).encode()
+async def test_a_body_may_be_packed(configure: Configure) -> None:
+    media = {"max_item_bytes": 50_000, "max_request_bytes": 100_000}
+    async with http_bench(configure(http_gateway(), media, request_bytes=400_000)) as b:
+        b.stages.serve(b.encode("Hi"))
+        plain = codecs.BOM_UTF8 + json.dumps({"model": "omnirelay", "messages": HI}).encode()
 
-            async def status(content: bytes, coding: str) -> int:
-                headers = {"Content-Encoding": coding}
-                answer = await b.http.post("/v1/chat/completions", content=content, headers=headers)
-                return answer.status_code
+        async def status(content: bytes, coding: str) -> int:
+            headers = {"Content-Encoding": coding}
+            answer = await b.http.post("/v1/chat/completions", content=content, headers=headers)
+            return answer.status_code
 
-            packed = gzip.compress(plain)
-            assert await status(plain, "identity") == 200
-            assert await status(packed, "gzip") == 200
-            assert await status(packed, "br") == 400
-            for damaged in (packed[:-9], packed + b"x", packed[:20] + b"xxxx" + packed[24:], plain):
-                assert await status(damaged, "gzip") == 400
-            # A bomb: nothing beyond the limit is kept.
-            assert await status(gzip.compress(bytes(50_000_000)), "gzip") == 413
-
-    run(scenario())
+        packed = gzip.compress(plain)
+        assert await status(plain, "identity") == 200
+        assert await status(packed, "gzip") == 200
+        assert await status(packed, "br") == 400
+        for damaged in (packed[:-9], packed + b"x", packed[:20] + b"xxxx" + packed[24:], plain):
+            assert await status(damaged, "gzip") == 400
+        # A bomb: nothing beyond the limit is kept.
+        assert await status(gzip.compress(bytes(50_000_000)), "gzip") == 413
 
 
 async def hung_up_on(reader: asyncio.StreamReader) -> bytes:
@@ -356,45 +317,35 @@ async def hung_up_on(reader: asyncio.StreamReader) -> bytes:
     ],
     ids=["silent", "in a header", "in the second request"],
 )
-def test_slow_heads_are_not_waited_for(
+async def test_slow_heads_are_not_waited_for(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, words: list[bytes]
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_S", 0.2)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
-            for word in words:
-                writer.write(word)
-                await asyncio.sleep(0.05)
-            assert b"408" not in await hung_up_on(reader)
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+        for word in words:
+            writer.write(word)
+            await asyncio.sleep(0.05)
+        assert b"408" not in await hung_up_on(reader)
 
 
-def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(uploads, "IDLE_S", 0.1)
     monkeypatch.setattr(protocol, "DRAIN_S", 0.1)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
-            writer.write(http("/v1/chat/completions", b"x" * 5000)[:-1])
-            answer = await hung_up_on(reader)
-            assert answer.startswith(b"HTTP/1.1 408")
-            assert b"upload_too_slow" in answer
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+        writer.write(http("/v1/chat/completions", b"x" * 5000)[:-1])
+        answer = await hung_up_on(reader)
+        assert answer.startswith(b"HTTP/1.1 408")
+        assert b"upload_too_slow" in answer
 
 
-def test_a_client_that_breaks_off_its_body_harms_nobody(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            async with raw(b) as (_, writer):
-                writer.write(http("/v1/chat/completions", b"x" * 400_000)[:-1])
-                await writer.drain()
-            b.stages.serve(b.encode("Hi"))
-            assert (await b.post()).status_code == 200
-
-    run(scenario())
+async def test_a_client_that_breaks_off_its_body_harms_nobody(web: HttpBench) -> None:
+    async with raw(web) as (_, writer):
+        writer.write(http("/v1/chat/completions", b"x" * 400_000)[:-1])
+        await writer.drain()
+    web.stages.serve(web.encode("Hi"))
+    assert (await web.post()).status_code == 200
 
 
 NO_HTTP = [
@@ -408,50 +359,40 @@ NO_HTTP = [
 ]
 
 
-def test_what_is_not_http_is_refused(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            for words in NO_HTTP:
-                async with raw(b) as (reader, writer):
-                    writer.write(words)
-                    head, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
-                    assert head.startswith(b"HTTP/1.1 400"), words[:40]
-                    assert json.loads(body)["error"]["type"] == "invalid_request_error"
-            assert (await b.http.get("/livez")).status_code == 200
-
-    run(scenario())
+async def test_what_is_not_http_is_refused(web: HttpBench) -> None:
+    for words in NO_HTTP:
+        async with raw(web) as (reader, writer):
+            writer.write(words)
+            head, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400"), words[:40]
+            assert json.loads(body)["error"]["type"] == "invalid_request_error"
+    assert (await web.http.get("/livez")).status_code == 200
 
 
-def test_a_body_that_breaks_off_under_an_answer_is_no_error_of_ours(
+async def test_a_body_that_breaks_off_under_an_answer_is_no_error_of_ours(
     configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
     head = b"POST /v1/none HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            async with raw(b) as (reader, writer):
-                writer.write(head + b"zz\r\n")
-                assert (await hung_up_on(reader)).startswith(b"HTTP/1.1 400")
-            async with raw(b) as (reader, writer):
-                writer.write(head.replace(b"POST", b"HEAD") + b"zz\r\n")
-                answer, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
-                assert (answer.startswith(b"HTTP/1.1 400"), body) == (True, b"")
-            async with raw(b) as (reader, writer):
-                writer.write(head)
-                assert (await reader.readline()).startswith(b"HTTP/1.1 404")
-                writer.write(b"zz\r\n")
-                assert b"not_found" in await hung_up_on(reader)
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        async with raw(b) as (reader, writer):
+            writer.write(head + b"zz\r\n")
+            assert (await hung_up_on(reader)).startswith(b"HTTP/1.1 400")
+        async with raw(b) as (reader, writer):
+            writer.write(head.replace(b"POST", b"HEAD") + b"zz\r\n")
+            answer, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
+            assert (answer.startswith(b"HTTP/1.1 400"), body) == (True, b"")
+        async with raw(b) as (reader, writer):
+            writer.write(head)
+            assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+            writer.write(b"zz\r\n")
+            assert b"not_found" in await hung_up_on(reader)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
 
 
-def test_no_more_connections_than_there_are_places(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(), max_connections=2)) as b, raw(b) as (reader, writer):
-            async with raw(b), raw(b) as (one_too_many, _):
-                assert await hung_up_on(one_too_many) == b""
-            writer.write(http("/livez", method="GET"))
-            assert (await reader.readline()).startswith(b"HTTP/1.1 200")
-
-    run(scenario())
+async def test_no_more_connections_than_there_are_places(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway(), max_connections=2)) as b, raw(b) as (reader, writer):
+        async with raw(b), raw(b) as (one_too_many, _):
+            assert await hung_up_on(one_too_many) == b""
+        writer.write(http("/livez", method="GET"))
+        assert (await reader.readline()).startswith(b"HTTP/1.1 200")

@@ -2,18 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
 
-from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
-
-Configure = Callable[..., Config]
 
 
 def chat(version: str = "1.1", **fields: Any) -> bytes:
@@ -32,63 +29,50 @@ async def half_closed(b: HttpBench, words: bytes) -> AsyncIterator[asyncio.Strea
 
 
 @pytest.mark.parametrize("stream", [True, False])
-def test_it_gets_the_answer(configure: Configure, stream: bool) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway())
-        async with http_bench(config) as b, half_closed(b, chat(stream=stream)) as reader:
-            request = await b.stages.request(0)
-            assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 102 Processing\r\n\r\n"
-            await b.stages.answer(request, b.encode("Hello"))
-            answer = await reader.read()
-            assert answer.startswith(b"HTTP/1.1 200")
-            assert b"Hello" in answer
-            assert b"[DONE]" in answer or not stream
-            assert b.counts["completed"] == 1
-
-    run(scenario())
+async def test_it_gets_the_answer(configure: Configure, stream: bool) -> None:
+    config = configure(http_gateway())
+    async with http_bench(config) as b, half_closed(b, chat(stream=stream)) as reader:
+        request = await b.stages.request(0)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 102 Processing\r\n\r\n"
+        await b.stages.answer(request, b.encode("Hello"))
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"Hello" in answer
+        assert b"[DONE]" in answer or not stream
+        assert b.counts["completed"] == 1
 
 
-def test_it_gets_the_rest_of_a_stream(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            reader, writer = await asyncio.open_connection(*b.address)
-            with closing(writer):
-                writer.write(chat(stream=True))
-                request = await b.stages.request(0)
-                await b.stages.text(request.request_id, 0, b.encode("Hello"))
-                await reader.readuntil(b"Hello")
-                writer.write_eof()
-                await reader.readuntil(b": keep-alive\n\n")
-                await b.stages.text(request.request_id, 1, b.encode(" world"), "stop")
-                answer = await reader.read()
-            assert b" world" in answer
-            assert b"[DONE]" in answer
-
-    run(scenario())
+async def test_it_gets_the_rest_of_a_stream(web: HttpBench) -> None:
+    reader, writer = await asyncio.open_connection(*web.address)
+    with closing(writer):
+        writer.write(chat(stream=True))
+        request = await web.stages.request(0)
+        await web.stages.text(request.request_id, 0, web.encode("Hello"))
+        await reader.readuntil(b"Hello")
+        writer.write_eof()
+        await reader.readuntil(b": keep-alive\n\n")
+        await web.stages.text(request.request_id, 1, web.encode(" world"), "stop")
+        answer = await reader.read()
+    assert b" world" in answer
+    assert b"[DONE]" in answer
 
 
-def test_it_gets_both_answers_of_two_requests(configure: Configure) -> None:
+async def test_it_gets_both_answers_of_two_requests(configure: Configure) -> None:
     live = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
-    async def scenario() -> None:
-        config = configure(http_gateway())
-        async with http_bench(config) as b, half_closed(b, chat() + live) as reader:
-            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
-            answer = await reader.read()
-            assert answer.count(b"HTTP/1.1 200") == 2
-            assert answer.endswith(b'{"status":"ok"}')
-
-    run(scenario())
+    config = configure(http_gateway())
+    async with http_bench(config) as b, half_closed(b, chat() + live) as reader:
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200") == 2
+        assert answer.endswith(b'{"status":"ok"}')
 
 
 @pytest.mark.parametrize("words", [chat("1.0"), chat()[:-1]], ids=["HTTP/1.0", "half a request"])
-def test_where_it_cannot_be_told_from_one_that_left_it_counts_as_gone(
-    configure: Configure, words: bytes
+async def test_where_it_cannot_be_told_from_one_that_left_it_counts_as_gone(
+    web: HttpBench, words: bytes
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, half_closed(b, words) as reader:
-            assert await reader.read() == b""
-            await until(lambda: not b.process.access.open_requests)
-            assert b.counts["completed"] == 0
-
-    run(scenario())
+    async with half_closed(web, words) as reader:
+        assert await reader.read() == b""
+        await until(lambda: not web.process.access.open_requests)
+        assert web.counts["completed"] == 0

@@ -6,7 +6,7 @@ import logging
 import re
 import shutil
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -29,73 +29,65 @@ from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import SPEAKERS, until
 from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
 from tests.support.http import PROMETHEUS, Answer
 from tests.support.ports import free_ports
 
-Configure = Callable[..., Config]
 CHUNKS = cut(melody(0.5), [5760])
 SPOKEN = {"modalities": ["text", "audio"]}
 
 
-def test_health_before_and_after_the_stages(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway()), ready=False, alive=["thinker"]) as b:
-            await until(lambda: b.process.gateway.registry.state("thinker") == "ready")
-            assert (await b.http.get("/livez")).json() == {"status": "ok"}
-            ready = await b.http.get("/readyz")
-            assert ready.status_code == 503
-            assert ready.json()["reasons"] == ["the talker is starting", "the token2wav is starting"]
-            b.stages.alive |= {"talker", "token2wav"}
-            await until(lambda: b.process.status().ready)
-            assert (await b.http.get("/readyz")).json() == {"status": "ok", "reasons": []}
-            health = (await b.http.get("/health")).json()
-            assert (health["status"], health["model"]) == ("ok", MODEL)
-            assert [stage["name"] for stage in health["stages"]] == ["thinker", "talker", "token2wav"]
-            assert health["stages"][0]["load"]["running"] == 1
-            assert (await b.http.get("/version")).json() == {"version": version()}
-            assert health["version"] == b.process.status().gateway.version == version()
-            assert f"version {version()}, up for" in describe(b.process.status())
-            told = f'omnirelay_build_info{{stage="gateway",version="{version()}"}} 1.0'
-            assert told in (await b.http.get("/metrics")).text
-            assert (await b.http.head("/livez")).status_code == 200
-
-    run(scenario())
+async def test_health_before_and_after_the_stages(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway()), ready=False, alive=["thinker"]) as b:
+        await until(lambda: b.process.gateway.registry.state("thinker") == "ready")
+        assert (await b.http.get("/livez")).json() == {"status": "ok"}
+        ready = await b.http.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json()["reasons"] == ["the talker is starting", "the token2wav is starting"]
+        b.stages.alive |= {"talker", "token2wav"}
+        await until(lambda: b.process.status().ready)
+        assert (await b.http.get("/readyz")).json() == {"status": "ok", "reasons": []}
+        health = (await b.http.get("/health")).json()
+        assert (health["status"], health["model"]) == ("ok", MODEL)
+        assert [stage["name"] for stage in health["stages"]] == ["thinker", "talker", "token2wav"]
+        assert health["stages"][0]["load"]["running"] == 1
+        assert (await b.http.get("/version")).json() == {"version": version()}
+        assert health["version"] == b.process.status().gateway.version == version()
+        assert f"version {version()}, up for" in describe(b.process.status())
+        told = f'omnirelay_build_info{{stage="gateway",version="{version()}"}} 1.0'
+        assert told in (await b.http.get("/metrics")).text
+        assert (await b.http.head("/livez")).status_code == 200
 
 
-def test_the_served_model(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            [card] = (await b.http.get("/v1/models")).json()["data"]
-            assert abs(card.pop("created") - time.time()) < 60
-            media = b.config.media
-            assert card.pop("limits") == {
-                "images": media.max_images,
-                "audios": media.max_audios,
-                "videos": media.max_videos,
-                "item_bytes": media.max_item_bytes,
-                "request_bytes": media.max_request_bytes,
-            }
-            assert card == {
-                "id": MODEL,
-                "object": "model",
-                "owned_by": "omnirelay",
-                "max_model_len": 512,
-                "voices": SPEAKERS,
-                "voice_aliases": QWEN2_5_OMNI.voice_aliases,
-                "starters": [],
-                "random_weights": False,
-                "calls": False,
-            }
-            assert (await b.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
-            assert (await b.http.get("/v1/models/omnirelay")).json()["id"] == MODEL
-
-    run(scenario())
+async def test_the_served_model(web: HttpBench) -> None:
+    [card] = (await web.http.get("/v1/models")).json()["data"]
+    assert abs(card.pop("created") - time.time()) < 60
+    media = web.config.media
+    assert card.pop("limits") == {
+        "images": media.max_images,
+        "audios": media.max_audios,
+        "videos": media.max_videos,
+        "item_bytes": media.max_item_bytes,
+        "request_bytes": media.max_request_bytes,
+    }
+    assert card == {
+        "id": MODEL,
+        "object": "model",
+        "owned_by": "omnirelay",
+        "max_model_len": 512,
+        "voices": SPEAKERS,
+        "voice_aliases": QWEN2_5_OMNI.voice_aliases,
+        "starters": [],
+        "random_weights": False,
+        "calls": False,
+    }
+    assert (await web.http.get(f"/v1/models/{MODEL}")).json()["id"] == MODEL
+    assert (await web.http.get("/v1/models/omnirelay")).json()["id"] == MODEL
 
 
-def test_a_checkpoint_brings_questions_for_the_page(configure: Configure, tmp_path: Path) -> None:
+async def test_a_checkpoint_brings_questions_for_the_page(configure: Configure, tmp_path: Path) -> None:
     config = configure(http_gateway())
     model = tmp_path / MODEL
     shutil.copytree(str(config.model), model)
@@ -103,13 +95,10 @@ def test_a_checkpoint_brings_questions_for_the_page(configure: Configure, tmp_pa
     (model / "question.wav").write_bytes(b"RIFF")
     (model / "checkpoint_recipe.json").write_text('{"seed": 0}')
 
-    async def scenario() -> None:
-        async with http_bench(config.model_copy(update={"model": str(model)})) as b:
-            [card] = (await b.http.get("/v1/models")).json()["data"]
-            assert card["starters"] == ["Hello"]
-            assert card["random_weights"] is True
-
-    run(scenario())
+    async with http_bench(config.model_copy(update={"model": str(model)})) as b:
+        [card] = (await b.http.get("/v1/models")).json()["data"]
+        assert card["starters"] == ["Hello"]
+        assert card["random_weights"] is True
 
 
 def test_names_of_models(configure: Configure) -> None:
@@ -120,38 +109,35 @@ def test_names_of_models(configure: Configure) -> None:
     )
 
 
-def test_what_became_of_requests(configure: Configure) -> None:
+async def test_what_became_of_requests(configure: Configure) -> None:
     async def report(b: HttpBench, name: str) -> dict[str, Any]:
         answer = await b.http.get(f"/v1/requests/{name}")
         assert "secret" not in answer.text
         return dict(answer.json())
 
-    async def scenario() -> None:
-        secret = {"messages": [{"role": "user", "content": "a secret"}], **SPOKEN}
-        async with http_bench(configure(http_gateway(), max_active=1)) as b:
-            answers = [asyncio.create_task(b.post(**secret)) for _ in range(2)]
-            name = (await b.stages.request(0)).request_id
-            await b.stages.text(name, 0, b.encode("a secret"), "stop")
-            await until(lambda: b.counts["talking"])
-            talking = await report(b, name)
-            assert (talking["state"], talking["stage"], talking["error"]) == ("talking", "talker", None)
-            assert talking["text_tokens"] == len(b.encode("a secret"))
-            assert abs(talking["received"] - time.time()) < 60
-            await b.stages.fail(name, "talker", "stage_failed", "it broke")
-            assert (await answers[0]).status_code == 500
-            failed = await report(b, name)
-            assert (failed["state"], failed["stage"], failed["error"]) == ("failed", "talker", "stage_failed")
-            assert list(failed["state_seconds"])[-1] == "failed"
-            name = (await b.stages.request(1)).request_id
-            await b.stages.answer(b.stages.requests[1], b.encode("a secret"))
-            done = (await answers[1]).json()
-            assert done["id"] == f"chatcmpl-{name}"
-            completed = await report(b, done["id"])
-            assert (completed["id"], completed["state"], completed["stage"]) == (name, "completed", None)
-            assert completed["audio_seconds"] == pytest.approx(360 / SAMPLE_RATE)
-            assert completed["codec_tokens"] == 4
-
-    run(scenario())
+    secret = {"messages": [{"role": "user", "content": "a secret"}], **SPOKEN}
+    async with http_bench(configure(http_gateway(), max_active=1)) as b:
+        answers = [asyncio.create_task(b.post(**secret)) for _ in range(2)]
+        name = (await b.stages.request(0)).request_id
+        await b.stages.text(name, 0, b.encode("a secret"), "stop")
+        await until(lambda: b.counts["talking"])
+        talking = await report(b, name)
+        assert (talking["state"], talking["stage"], talking["error"]) == ("talking", "talker", None)
+        assert talking["text_tokens"] == len(b.encode("a secret"))
+        assert abs(talking["received"] - time.time()) < 60
+        await b.stages.fail(name, "talker", "stage_failed", "it broke")
+        assert (await answers[0]).status_code == 500
+        failed = await report(b, name)
+        assert (failed["state"], failed["stage"], failed["error"]) == ("failed", "talker", "stage_failed")
+        assert list(failed["state_seconds"])[-1] == "failed"
+        name = (await b.stages.request(1)).request_id
+        await b.stages.answer(b.stages.requests[1], b.encode("a secret"))
+        done = (await answers[1]).json()
+        assert done["id"] == f"chatcmpl-{name}"
+        completed = await report(b, done["id"])
+        assert (completed["id"], completed["state"], completed["stage"]) == (name, "completed", None)
+        assert completed["audio_seconds"] == pytest.approx(360 / SAMPLE_RATE)
+        assert completed["codec_tokens"] == 4
 
 
 def test_old_requests_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -178,56 +164,53 @@ def names_of(families: Iterable[Metric]) -> set[tuple[str, frozenset[str]]]:
     return {(each.name, frozenset(each.labels)) for family in families for each in family.samples}
 
 
-def test_metrics_count_what_happens(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.5))) as b:
-            async with speaking(b, "Hello world", CHUNKS):
-                assert (await b.post(**SPOKEN)).status_code == 200
-                assert (await b.post()).status_code == 200
-            assert (await b.post(best_of=2)).status_code == 400
-            assert (await b.post(deadline_s=-1)).status_code == 400
-            async with b.client() as client:
-                with pytest.raises(Exception, match="no text"):
-                    await client.chat(" ").result()
-            b.stages.restart("talker")
-            await until(lambda: b.process.gateway.registry.get("talker", "second"))
-            await until(lambda: b.process.status().ready)
-            requests = b.stages.requests[:2]
-            for line, value in {
-                'omnirelay_requests_total{outcome="completed"}': 2,
-                'omnirelay_requests_total{outcome="failed"}': 0,
-                # The gateway's own refusals; one request was wrong before it became one.
-                'omnirelay_requests_total{outcome="refused"}': 2,
-                'omnirelay_requests{state="thinking"}': 0,
-                'omnirelay_client_errors_total{code="unsupported",interface="http"}': 1,
-                'omnirelay_client_errors_total{code="invalid_request",interface="http"}': 1,
-                'omnirelay_client_errors_total{code="prompt_empty",interface="tcp"}': 1,
-                'omnirelay_stage_up{stage="talker"}': 1,
-                'omnirelay_stage_restarts_total{stage="talker"}': 1,
-                'omnirelay_stage_restarts_total{stage="thinker"}': 0,
-                "omnirelay_queue_seconds_count": 2,
-                "omnirelay_time_to_first_text_seconds_count": 2,
-                "omnirelay_time_to_first_audio_seconds_count": 1,
-                "omnirelay_request_seconds_count": 2,
-                'omnirelay_real_time_factor_count{speech="short"}': 1,
-                'omnirelay_real_time_factor_count{speech="long"}': 0,
-                'omnirelay_client_errors_total{code="busy",interface="tcp"}': 0,
-                "omnirelay_audio_seconds_total": 0.5,
-                "omnirelay_prompt_tokens_total": sum(len(each.prompt_token_ids) for each in requests),
-                "omnirelay_text_tokens_total": 2 * len(b.encode("Hello world")),
-                "omnirelay_codec_tokens_total": 10,
-            }.items():
-                assert await b.metric(line) == value, line
-            text = (await b.http.get("/metrics")).text
-            plain = Answer(200, {}, text.encode()).metrics
-            assert {"omnirelay_requests", "process_resident_memory_bytes"} <= plain.keys()
-            other = await b.http.get("/metrics", headers={"Accept": PROMETHEUS})
-            families = Answer(200, {"Content-Type": other.headers["content-type"]}, other.content).openmetrics
-            assert names_of(families.values()) == names_of(plain.values())
-            assert families["omnirelay_requests"].type == "gauge"
-            assert families["omnirelay_requests_total"].samples == plain["omnirelay_requests_total"].samples
-
-    run(scenario())
+async def test_metrics_count_what_happens(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.5))) as b:
+        async with speaking(b, "Hello world", CHUNKS):
+            assert (await b.post(**SPOKEN)).status_code == 200
+            assert (await b.post()).status_code == 200
+        assert (await b.post(best_of=2)).status_code == 400
+        assert (await b.post(deadline_s=-1)).status_code == 400
+        async with b.client() as client:
+            with pytest.raises(Exception, match="no text"):
+                await client.chat(" ").result()
+        b.stages.restart("talker")
+        await until(lambda: b.process.gateway.registry.get("talker", "second"))
+        await until(lambda: b.process.status().ready)
+        requests = b.stages.requests[:2]
+        for line, value in {
+            'omnirelay_requests_total{outcome="completed"}': 2,
+            'omnirelay_requests_total{outcome="failed"}': 0,
+            # The gateway's own refusals; one request was wrong before it became one.
+            'omnirelay_requests_total{outcome="refused"}': 2,
+            'omnirelay_requests{state="thinking"}': 0,
+            'omnirelay_client_errors_total{code="unsupported",interface="http"}': 1,
+            'omnirelay_client_errors_total{code="invalid_request",interface="http"}': 1,
+            'omnirelay_client_errors_total{code="prompt_empty",interface="tcp"}': 1,
+            'omnirelay_stage_up{stage="talker"}': 1,
+            'omnirelay_stage_restarts_total{stage="talker"}': 1,
+            'omnirelay_stage_restarts_total{stage="thinker"}': 0,
+            "omnirelay_queue_seconds_count": 2,
+            "omnirelay_time_to_first_text_seconds_count": 2,
+            "omnirelay_time_to_first_audio_seconds_count": 1,
+            "omnirelay_request_seconds_count": 2,
+            'omnirelay_real_time_factor_count{speech="short"}': 1,
+            'omnirelay_real_time_factor_count{speech="long"}': 0,
+            'omnirelay_client_errors_total{code="busy",interface="tcp"}': 0,
+            "omnirelay_audio_seconds_total": 0.5,
+            "omnirelay_prompt_tokens_total": sum(len(each.prompt_token_ids) for each in requests),
+            "omnirelay_text_tokens_total": 2 * len(b.encode("Hello world")),
+            "omnirelay_codec_tokens_total": 10,
+        }.items():
+            assert await b.metric(line) == value, line
+        text = (await b.http.get("/metrics")).text
+        plain = Answer(200, {}, text.encode()).metrics
+        assert {"omnirelay_requests", "process_resident_memory_bytes"} <= plain.keys()
+        other = await b.http.get("/metrics", headers={"Accept": PROMETHEUS})
+        families = Answer(200, {"Content-Type": other.headers["content-type"]}, other.content).openmetrics
+        assert names_of(families.values()) == names_of(plain.values())
+        assert families["omnirelay_requests"].type == "gauge"
+        assert families["omnirelay_requests_total"].samples == plain["omnirelay_requests_total"].samples
 
 
 def test_gaps_in_speech_are_counted() -> None:
@@ -308,66 +291,60 @@ def test_heartbeats_that_come_late() -> None:
     assert metrics.registry.get_sample_value("omnirelay_heartbeats_late_total", {"stage": "talker"}) == 1
 
 
-def test_browsers_of_other_origins_are_refused(configure: Configure) -> None:
-    async def scenario() -> None:
-        friend = "https://chat.example.com"
-        async with http_bench(configure(http_gateway(http_origins=[friend]))) as b:
-            port = b.address[1]
-            own = f"http://127.0.0.1:{port}"
-            b.stages.serve(b.encode("Hi"))
-            for origin, host, status in [
-                (own, None, 200),
-                (f"http://localhost:{port}", f"localhost:{port}", 200),
-                (friend, None, 200),
-                ("https://evil.example.com", None, 403),
-                ("null", None, 403),
-                (f"http://127.0.0.1:{port + 1}", None, 403),
-                # A name that its owner has made to stand for this machine.
-                (f"http://evil.example.com:{port}", f"evil.example.com:{port}", 403),
-            ]:
-                headers = {"Origin": origin, **({"Host": host} if host else {})}
-                answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
-                assert answer.status_code == status, origin
-                allowed = answer.headers.get("access-control-allow-origin")
-                assert allowed == (friend if origin == friend else None)
-                if status == 403:
-                    assert answer.json()["error"]["code"] == "origin_refused"
-            preflight = await b.http.options(
-                "/v1/chat/completions",
-                headers={
-                    "Origin": friend,
-                    "Access-Control-Request-Method": "POST",
-                    "Access-Control-Request-Headers": "authorization,content-type",
-                },
-            )
-            assert preflight.status_code == 200
-            assert "authorization" in preflight.headers["access-control-allow-headers"]
-            assert len(b.stages.requests) == 3
-
-    run(scenario())
+async def test_browsers_of_other_origins_are_refused(configure: Configure) -> None:
+    friend = "https://chat.example.com"
+    async with http_bench(configure(http_gateway(http_origins=[friend]))) as b:
+        port = b.address[1]
+        own = f"http://127.0.0.1:{port}"
+        b.stages.serve(b.encode("Hi"))
+        for origin, host, status in [
+            (own, None, 200),
+            (f"http://localhost:{port}", f"localhost:{port}", 200),
+            (friend, None, 200),
+            ("https://evil.example.com", None, 403),
+            ("null", None, 403),
+            (f"http://127.0.0.1:{port + 1}", None, 403),
+            # A name that its owner has made to stand for this machine.
+            (f"http://evil.example.com:{port}", f"evil.example.com:{port}", 403),
+        ]:
+            headers = {"Origin": origin, **({"Host": host} if host else {})}
+            answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
+            assert answer.status_code == status, origin
+            allowed = answer.headers.get("access-control-allow-origin")
+            assert allowed == (friend if origin == friend else None)
+            if status == 403:
+                assert answer.json()["error"]["code"] == "origin_refused"
+        preflight = await b.http.options(
+            "/v1/chat/completions",
+            headers={
+                "Origin": friend,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization,content-type",
+            },
+        )
+        assert preflight.status_code == 200
+        assert "authorization" in preflight.headers["access-control-allow-headers"]
+        assert len(b.stages.requests) == 3
 
 
-def test_the_page_may_use_the_other_gateways(configure: Configure) -> None:
+async def test_the_page_may_use_the_other_gateways(configure: Configure) -> None:
     both = ["https://a.example.com", "https://b.example.com:8443"]
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(http_gateways=both))) as b:
-            page = await b.http.get("/")
-            allowed = re.findall("connect-src (.*?);", page.headers["content-security-policy"])
-            sockets = [each.replace("https", "wss") for each in both]
-            assert [each.split() for each in allowed] == [["'self'", *both, *sockets]]
-            assert (await b.http.get("/page/gateways.json")).json() == both
-            b.stages.serve(b.encode("Hi"))
-            for origin, host in zip(both, ["b.example.com:8443", "a.example.com"], strict=True):
-                headers = {"Origin": origin, "Host": host}
-                answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
-                assert answer.status_code == 200
-                assert answer.headers["access-control-allow-origin"] == origin
-            stranger = {"Origin": "https://c.example.com", "Host": "b.example.com:8443"}
-            refused = await b.http.post("/v1/chat/completions", json=chat_body(), headers=stranger)
-            assert refused.status_code == 403
-
-    run(scenario())
+    async with http_bench(configure(http_gateway(http_gateways=both))) as b:
+        page = await b.http.get("/")
+        allowed = re.findall("connect-src (.*?);", page.headers["content-security-policy"])
+        sockets = [each.replace("https", "wss") for each in both]
+        assert [each.split() for each in allowed] == [["'self'", *both, *sockets]]
+        assert (await b.http.get("/page/gateways.json")).json() == both
+        b.stages.serve(b.encode("Hi"))
+        for origin, host in zip(both, ["b.example.com:8443", "a.example.com"], strict=True):
+            headers = {"Origin": origin, "Host": host}
+            answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
+            assert answer.status_code == 200
+            assert answer.headers["access-control-allow-origin"] == origin
+        stranger = {"Origin": "https://c.example.com", "Host": "b.example.com:8443"}
+        refused = await b.http.post("/v1/chat/completions", json=chat_body(), headers=stranger)
+        assert refused.status_code == 403
 
 
 def test_where_pages_find_the_gateways() -> None:
@@ -390,16 +367,13 @@ def chat_body() -> dict[str, Any]:
     return {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def test_the_log_holds_no_secrets(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
+async def test_the_log_holds_no_secrets(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "gateway.http"):
         async with http_bench(configure(http_gateway())) as b:
             b.stages.serve(b.encode("Hi"))
             content = json.dumps({**chat_body(), "user": "secret"}).encode()
             await b.http.post("/v1/chat/completions?key=secret", content=content)
             await b.http.get("/nowhere%0d%0aforged")
-
-    with caplog.at_level(logging.INFO, "gateway.http"):
-        run(scenario())
     lines = [record.getMessage() for record in caplog.records if record.name == "gateway.http.guards.guard"]
     assert len(lines) == 2
     assert lines[0].startswith("POST '/v1/chat/completions' 200 ")
@@ -407,36 +381,30 @@ def test_the_log_holds_no_secrets(configure: Configure, caplog: pytest.LogCaptur
     assert "secret" not in caplog.text
 
 
-def test_a_lost_replica_beside_one_that_is_ready_does_not_make_the_stack_unready(
+async def test_a_lost_replica_beside_one_that_is_ready_does_not_make_the_stack_unready(
     configure: Configure,
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.4))) as b:
-            registry = b.process.gateway.registry
-            other = b.stages.add("talker", "other", f"tcp://127.0.0.1:{free_ports(1)[0]}")
-            await until(lambda: registry.count("talker", "ready") == 2)
-            other.silent = True
-            await until(lambda: registry.count("talker", "down") == 1)
-            assert (await b.http.get("/readyz")).json() == {"status": "ok", "reasons": []}
-            assert (await b.http.get("/health")).status_code == 200
-            b.stages.replica("talker").silent = True
-            await until(lambda: registry.count("talker", "down") == 2)
-            assert (await b.http.get("/readyz")).json()["reasons"] == ["the talker is down"]
-
-    run(scenario())
+    async with http_bench(configure(http_gateway(heartbeat_timeout_s=0.4))) as b:
+        registry = b.process.gateway.registry
+        other = b.stages.add("talker", "other", f"tcp://127.0.0.1:{free_ports(1)[0]}")
+        await until(lambda: registry.count("talker", "ready") == 2)
+        other.silent = True
+        await until(lambda: registry.count("talker", "down") == 1)
+        assert (await b.http.get("/readyz")).json() == {"status": "ok", "reasons": []}
+        assert (await b.http.get("/health")).status_code == 200
+        b.stages.replica("talker").silent = True
+        await until(lambda: registry.count("talker", "down") == 2)
+        assert (await b.http.get("/readyz")).json()["reasons"] == ["the talker is down"]
 
 
-def test_an_address_that_is_taken(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            taken = configure({"http": b.config.gateway.http})
-            with pytest.raises(AddressInUseError, match=r"gateway\.http"):
-                await GatewayProcess(taken).start()
-            foreign = configure({"http": "tcp://192.0.2.1:8000"})
-            with pytest.raises(ConfigError, match=r"gateway\.http"):
-                await GatewayProcess(foreign).start()
-
-    run(scenario())
+async def test_an_address_that_is_taken(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b:
+        taken = configure({"http": b.config.gateway.http})
+        with pytest.raises(AddressInUseError, match=r"gateway\.http"):
+            await GatewayProcess(taken).start()
+        foreign = configure({"http": "tcp://192.0.2.1:8000"})
+        with pytest.raises(ConfigError, match=r"gateway\.http"):
+            await GatewayProcess(foreign).start()
 
 
 @pytest.mark.parametrize("host", ["*", "a.b:80", "[::1]", "http://a.b", "A.b", "", "a/b"])

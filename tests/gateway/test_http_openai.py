@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -13,9 +12,8 @@ from openai.types.chat import ChatCompletionChunk
 
 from gateway.http.encoding.encoders import FORMATS, AudioFormat
 from omnirelay.events import TokenLogprobs
-from shared.config import Config
 from shared.messages import TextDelta
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.http_bench import (
     HI,
     MODEL,
@@ -30,7 +28,6 @@ from tests.gateway.http_bench import (
     speaking,
 )
 
-Configure = Callable[..., Config]
 SAID = melody(1.2)
 CHUNKS = cut(SAID, [5760, 11520])
 ANSWER = "How are you? 😀"
@@ -42,62 +39,55 @@ async def chunks_of(b: HttpBench, **fields: Any) -> list[ChatCompletionChunk]:
     return [chunk async for chunk in stream]
 
 
-def test_a_text_answer(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            raw = await b.ai.chat.completions.with_raw_response.create(
-                model=MODEL, messages=HI, temperature=0.5, seed=7, extra_body={"top_k": 5, "priority": 2}
-            )
-            answer = raw.parse()
-            request = b.stages.requests[0]
-            assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 5)
-            assert (request.seed, request.priority, request.speech) == (7, 2, None)
-            assert answer.id == f"chatcmpl-{request.request_id}"
-            assert raw.request_id == request.request_id
-            assert (answer.object, answer.model) == ("chat.completion", MODEL)
-            [choice] = answer.choices
-            assert (choice.message.role, choice.message.content) == ("assistant", ANSWER)
-            assert (choice.finish_reason, choice.message.audio) == ("stop", None)
-            usage = answer.usage
-            assert usage is not None
-            tokens = len(b.encode(ANSWER))
-            assert (usage.prompt_tokens, usage.completion_tokens) == (len(request.prompt_token_ids), tokens)
-            assert usage.total_tokens == usage.prompt_tokens + tokens
-            assert usage.prompt_tokens_details is not None
-            assert usage.prompt_tokens_details.cached_tokens == 3
-            assert usage.completion_tokens_details is not None
-            assert usage.completion_tokens_details.text_tokens == tokens
-            assert usage.completion_tokens_details.audio_tokens == 0
-
-    run(scenario())
+async def test_a_text_answer(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS):
+        raw = await web.ai.chat.completions.with_raw_response.create(
+            model=MODEL, messages=HI, temperature=0.5, seed=7, extra_body={"top_k": 5, "priority": 2}
+        )
+        answer = raw.parse()
+        request = web.stages.requests[0]
+        assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 5)
+        assert (request.seed, request.priority, request.speech) == (7, 2, None)
+        assert answer.id == f"chatcmpl-{request.request_id}"
+        assert raw.request_id == request.request_id
+        assert (answer.object, answer.model) == ("chat.completion", MODEL)
+        [choice] = answer.choices
+        assert (choice.message.role, choice.message.content) == ("assistant", ANSWER)
+        assert (choice.finish_reason, choice.message.audio) == ("stop", None)
+        usage = answer.usage
+        assert usage is not None
+        tokens = len(web.encode(ANSWER))
+        assert (usage.prompt_tokens, usage.completion_tokens) == (len(request.prompt_token_ids), tokens)
+        assert usage.total_tokens == usage.prompt_tokens + tokens
+        assert usage.prompt_tokens_details is not None
+        assert usage.prompt_tokens_details.cached_tokens == 3
+        assert usage.completion_tokens_details is not None
+        assert usage.completion_tokens_details.text_tokens == tokens
+        assert usage.completion_tokens_details.audio_tokens == 0
 
 
-def test_a_text_answer_streamed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            stream = await asyncio.gather(
-                b.ai.chat.completions.create(
-                    model="omnirelay", messages=HI, stream=True, stream_options={"include_usage": True}
-                ),
-                b.stages.request(0),
-                first_words(b, ["How", " are"]),
-            )
-            chunks = stream[0].__aiter__()
-            head = await anext(chunks)
-            assert head.choices[0].delta.role == "assistant"
-            assert [(await anext(chunks)).choices[0].delta.content for _ in "12"] == ["How", " are"]
-            # What follows is made only now: nothing waits for the end.
-            await b.stages.text(b.stages.requests[0].request_id, 2, b.encode(" you?"), "length")
-            rest = [chunk async for chunk in chunks]
-            assert [chunk.choices[0].delta.content for chunk in rest[:-2]] == [" you?"]
-            assert rest[-2].choices[0].finish_reason == "length"
-            assert rest[-1].choices == []
-            assert rest[-1].usage is not None
-            assert rest[-1].usage.completion_tokens == len(b.encode("How are you?"))
-            assert all(chunk.usage is None for chunk in (head, *rest[:-1]))
-            assert {chunk.id for chunk in (head, *rest)} == {f"chatcmpl-{b.stages.requests[0].request_id}"}
-
-    run(scenario())
+async def test_a_text_answer_streamed(web: HttpBench) -> None:
+    stream = await asyncio.gather(
+        web.ai.chat.completions.create(
+            model="omnirelay", messages=HI, stream=True, stream_options={"include_usage": True}
+        ),
+        web.stages.request(0),
+        first_words(web, ["How", " are"]),
+    )
+    chunks = stream[0].__aiter__()
+    head = await anext(chunks)
+    assert head.choices[0].delta.role == "assistant"
+    assert [(await anext(chunks)).choices[0].delta.content for _ in "12"] == ["How", " are"]
+    # What follows is made only now: nothing waits for the end.
+    await web.stages.text(web.stages.requests[0].request_id, 2, web.encode(" you?"), "length")
+    rest = [chunk async for chunk in chunks]
+    assert [chunk.choices[0].delta.content for chunk in rest[:-2]] == [" you?"]
+    assert rest[-2].choices[0].finish_reason == "length"
+    assert rest[-1].choices == []
+    assert rest[-1].usage is not None
+    assert rest[-1].usage.completion_tokens == len(web.encode("How are you?"))
+    assert all(chunk.usage is None for chunk in (head, *rest[:-1]))
+    assert {chunk.id for chunk in (head, *rest)} == {f"chatcmpl-{web.stages.requests[0].request_id}"}
 
 
 async def first_words(b: HttpBench, words: list[str]) -> None:
@@ -106,14 +96,11 @@ async def first_words(b: HttpBench, words: list[str]) -> None:
         await b.stages.text(request.request_id, seq, b.encode(word))
 
 
-def test_a_spoken_answer_in_every_format(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            for form in FORMATS:
-                await whole(b, form)
-                await streamed(b, form)
-
-    run(scenario())
+async def test_a_spoken_answer_in_every_format(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS):
+        for form in FORMATS:
+            await whole(web, form)
+            await streamed(web, form)
 
 
 async def whole(b: HttpBench, form: AudioFormat) -> None:
@@ -156,81 +143,68 @@ def check(data: bytes, form: str) -> None:
         assert (shift, decoded(data, form).size) == (0, SAID.size)
 
 
-def test_speech_cut_short_is_told(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            b.stages.serve(b.encode("Hello"))
-            answer = await b.ai.chat.completions.create(model=MODEL, messages=HI, **BOTH)
-            # The text ended by itself, the speech of the imitated talker did not.
-            assert answer.choices[0].finish_reason == "length"
-
-    run(scenario())
+async def test_speech_cut_short_is_told(web: HttpBench) -> None:
+    web.stages.serve(web.encode("Hello"))
+    answer = await web.ai.chat.completions.create(model=MODEL, messages=HI, **BOTH)
+    # The text ended by itself, the speech of the imitated talker did not.
+    assert answer.choices[0].finish_reason == "length"
 
 
-def test_media_reach_the_thinker(configure: Configure) -> None:
+async def test_media_reach_the_thinker(configure: Configure) -> None:
     sound, picture, video = b"a sound", b"a picture" * 40_000, b"a video"
 
     def url(data: bytes) -> str:
         return f"data:;base64,{base64.b64encode(data).decode()}"
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            content: Any = [
-                {"type": "text", "text": "What are these?"},
-                {
-                    "type": "input_audio",
-                    "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"},
-                },
-                {"type": "image_url", "image_url": {"url": url(picture)}},
-                {"type": "video_url", "video_url": {"url": url(video)}},
-                {"type": "audio_url", "audio_url": {"url": url(sound)}},
-            ]
-            await b.ai.chat.completions.create(
-                model=MODEL,
-                messages=[{"role": "user", "content": content}],
-                extra_body={"mm_processor_kwargs": {"use_audio_in_video": True}},
-            )
-            request = b.stages.requests[0]
-            items = [(item.kind, bytes(item.data.view)) for item in request.media]
-            assert items == [("audio", sound), ("image", picture), ("video", video), ("audio", sound)]
-            assert request.use_audio_in_video
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+        content: Any = [
+            {"type": "text", "text": "What are these?"},
+            {
+                "type": "input_audio",
+                "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"},
+            },
+            {"type": "image_url", "image_url": {"url": url(picture)}},
+            {"type": "video_url", "video_url": {"url": url(video)}},
+            {"type": "audio_url", "audio_url": {"url": url(sound)}},
+        ]
+        await b.ai.chat.completions.create(
+            model=MODEL,
+            messages=[{"role": "user", "content": content}],
+            extra_body={"mm_processor_kwargs": {"use_audio_in_video": True}},
+        )
+        request = b.stages.requests[0]
+        items = [(item.kind, bytes(item.data.view)) for item in request.media]
+        assert items == [("audio", sound), ("image", picture), ("video", video), ("audio", sound)]
+        assert request.use_audio_in_video
+        assert b.process.gateway.held.total == 0
 
 
-def test_text_to_speech(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            for form in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
-                how: Any = {"model": MODEL, "input": "Hi", "voice": "Chelsie", "response_format": form}
-                async with b.ai.audio.speech.with_streaming_response.create(**how) as response:
-                    pieces = [piece async for piece in response.iter_bytes()]
-                assert response.headers["content-type"].startswith("audio/")
-                assert len(pieces) >= 2
-                check(b"".join(pieces), form)
-            check((await b.ai.audio.speech.create(**how)).content, form)
-
-    run(scenario())
+async def test_text_to_speech(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS):
+        for form in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
+            how: Any = {"model": MODEL, "input": "Hi", "voice": "Chelsie", "response_format": form}
+            async with web.ai.audio.speech.with_streaming_response.create(**how) as response:
+                pieces = [piece async for piece in response.iter_bytes()]
+            assert response.headers["content-type"].startswith("audio/")
+            assert len(pieces) >= 2
+            check(b"".join(pieces), form)
+        check((await web.ai.audio.speech.create(**how)).content, form)
 
 
-def test_text_to_speech_as_events(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            async with b.ai.audio.speech.with_streaming_response.create(
-                model=MODEL, input="Good morning", voice="Ethan", response_format="wav", stream_format="sse"
-            ) as response:
-                lines = [line async for line in response.iter_lines() if line.startswith("data: {")]
-            events = [json.loads(line.removeprefix("data: ")) for line in lines]
-            assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
-            check(from_base64(event["audio"] for event in events[:-1]), "wav")
-            assert events[-1]["type"] == "speech.audio.done"
-            assert events[-1]["usage"]["output_tokens"] == 10 + len(b.encode("Good morning")) + 1
-
-    run(scenario())
+async def test_text_to_speech_as_events(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS):
+        async with web.ai.audio.speech.with_streaming_response.create(
+            model=MODEL, input="Good morning", voice="Ethan", response_format="wav", stream_format="sse"
+        ) as response:
+            lines = [line async for line in response.iter_lines() if line.startswith("data: {")]
+        events = [json.loads(line.removeprefix("data: ")) for line in lines]
+        assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
+        check(from_base64(event["audio"] for event in events[:-1]), "wav")
+        assert events[-1]["type"] == "speech.audio.done"
+        assert events[-1]["usage"]["output_tokens"] == 10 + len(web.encode("Good morning")) + 1
 
 
-def test_the_client_without_asyncio(configure: Configure) -> None:
+async def test_the_client_without_asyncio(configure: Configure) -> None:
     def converse(url: str) -> None:
         with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
             assert [model.id for model in ai.models.list()] == [MODEL]
@@ -254,81 +228,75 @@ def test_the_client_without_asyncio(configure: Configure) -> None:
             with pytest.raises(openai.BadRequestError, match="Nobody"):
                 ai.audio.speech.create(model=MODEL, input="Hi", voice="Nobody")
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            await asyncio.to_thread(converse, b.url)
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
+        await asyncio.to_thread(converse, b.url)
 
 
-def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(), max_active=1, max_queued=0)) as b:
-            create = b.ai.chat.completions.create
-            bad, nothing, hot = (
-                openai.BadRequestError,
-                [{"role": "user", "content": " "}],
-                {"temperature": 99},
-            )
-            few = {"min_tokens": 5}
-            schema = {"name": "long", "schema": {"enum": ["x" * 2**15] * 2}}
-            json_object: Any = {"type": "json_object"}
-            long_schema: Any = {"type": "json_schema", "json_schema": schema}
-            wide: Any = {"properties": {str(number): {} for number in range(1000)}}
-            wide_schema: Any = {"type": "json_schema", "json_schema": {"name": "wide", "schema": wide}}
-            for kind, code, param, fields in [
-                (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),
-                (bad, "unsupported", "n", {**BOTH, "n": 2}),
-                (bad, "prompt_empty", "messages", {"messages": nothing}),
-                (bad, "unknown_speaker", "audio.voice", {**BOTH, "audio": {"voice": "No"}}),
-                (bad, "invalid_request", "temperature", hot),
-                (
-                    bad,
-                    "invalid_request",
-                    "codec_sampling.temperature",
-                    {"extra_body": {"codec_sampling": hot}, **BOTH},
-                ),
-                (
-                    bad,
-                    "invalid_request",
-                    "codec_sampling.temperature",
-                    {"extra_body": {"codec_sampling": hot}},
-                ),
-                (bad, "invalid_request", "min_tokens", {"max_tokens": 4, "extra_body": few}),
-                (bad, "invalid_request", "min_tokens", {"response_format": json_object, "extra_body": few}),
-                (bad, "invalid_request", "response_format", {"response_format": long_schema}),
-                (bad, "invalid_request", "response_format", {"response_format": wide_schema}),
-                (bad, "invalid_request", "deadline_s", {"extra_body": {"deadline_s": 0}}),
-                (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
-                (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
-                (openai.APITimeoutError, None, None, {"timeout": 0.2}),
-            ]:
-                given: Any = {"model": MODEL, "messages": HI, **fields}
-                with pytest.raises(kind) as raised:
-                    await create(**given)
-                if code is not None:
-                    assert (raised.value.code, raised.value.param) == (code, param)  # type: ignore[attr-defined]
-            request = await b.stages.request(0)
-            # The client that did not wait any longer cancelled its request.
-            await b.stages.aborted(request.request_id)
-            waiting = asyncio.create_task(create(model=MODEL, messages=HI))
-            await b.stages.request(1)
-            with pytest.raises(openai.RateLimitError) as busy:
-                await create(model=MODEL, messages=HI)
-            assert busy.value.code == "busy"
-            assert busy.value.type == "rate_limit_error"
-            assert int(busy.value.response.headers["retry-after"]) >= 1
-            assert int(busy.value.response.headers["retry-after-ms"]) >= 100
-            failed = b.stages.requests[1]
-            await b.stages.fail(failed.request_id, "thinker", "stage_failed", "it broke")
-            with pytest.raises(openai.InternalServerError, match="it broke") as broken:
-                await waiting
-            assert broken.value.status_code == 500
-            with pytest.raises(openai.InternalServerError, match=r"the deadline of 0\.05 s passed") as late:
-                await create(model=MODEL, messages=HI, extra_body={"deadline_s": 0.05})
-            assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
-
-    run(scenario())
+async def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway(), max_active=1, max_queued=0)) as b:
+        create = b.ai.chat.completions.create
+        bad, nothing, hot = (
+            openai.BadRequestError,
+            [{"role": "user", "content": " "}],
+            {"temperature": 99},
+        )
+        few = {"min_tokens": 5}
+        schema = {"name": "long", "schema": {"enum": ["x" * 2**15] * 2}}
+        json_object: Any = {"type": "json_object"}
+        long_schema: Any = {"type": "json_schema", "json_schema": schema}
+        wide: Any = {"properties": {str(number): {} for number in range(1000)}}
+        wide_schema: Any = {"type": "json_schema", "json_schema": {"name": "wide", "schema": wide}}
+        for kind, code, param, fields in [
+            (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),
+            (bad, "unsupported", "n", {**BOTH, "n": 2}),
+            (bad, "prompt_empty", "messages", {"messages": nothing}),
+            (bad, "unknown_speaker", "audio.voice", {**BOTH, "audio": {"voice": "No"}}),
+            (bad, "invalid_request", "temperature", hot),
+            (
+                bad,
+                "invalid_request",
+                "codec_sampling.temperature",
+                {"extra_body": {"codec_sampling": hot}, **BOTH},
+            ),
+            (
+                bad,
+                "invalid_request",
+                "codec_sampling.temperature",
+                {"extra_body": {"codec_sampling": hot}},
+            ),
+            (bad, "invalid_request", "min_tokens", {"max_tokens": 4, "extra_body": few}),
+            (bad, "invalid_request", "min_tokens", {"response_format": json_object, "extra_body": few}),
+            (bad, "invalid_request", "response_format", {"response_format": long_schema}),
+            (bad, "invalid_request", "response_format", {"response_format": wide_schema}),
+            (bad, "invalid_request", "deadline_s", {"extra_body": {"deadline_s": 0}}),
+            (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
+            (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
+            (openai.APITimeoutError, None, None, {"timeout": 0.2}),
+        ]:
+            given: Any = {"model": MODEL, "messages": HI, **fields}
+            with pytest.raises(kind) as raised:
+                await create(**given)
+            if code is not None:
+                assert (raised.value.code, raised.value.param) == (code, param)  # type: ignore[attr-defined]
+        request = await b.stages.request(0)
+        # The client that did not wait any longer cancelled its request.
+        await b.stages.aborted(request.request_id)
+        waiting = asyncio.create_task(create(model=MODEL, messages=HI))
+        await b.stages.request(1)
+        with pytest.raises(openai.RateLimitError) as busy:
+            await create(model=MODEL, messages=HI)
+        assert busy.value.code == "busy"
+        assert busy.value.type == "rate_limit_error"
+        assert int(busy.value.response.headers["retry-after"]) >= 1
+        assert int(busy.value.response.headers["retry-after-ms"]) >= 100
+        failed = b.stages.requests[1]
+        await b.stages.fail(failed.request_id, "thinker", "stage_failed", "it broke")
+        with pytest.raises(openai.InternalServerError, match="it broke") as broken:
+            await waiting
+        assert broken.value.status_code == 500
+        with pytest.raises(openai.InternalServerError, match=r"the deadline of 0\.05 s passed") as late:
+            await create(model=MODEL, messages=HI, extra_body={"deadline_s": 0.05})
+        assert (late.value.status_code, late.value.code) == (504, "deadline_exceeded")
 
 
 def with_picture(url: str) -> dict[str, Any]:
@@ -336,124 +304,104 @@ def with_picture(url: str) -> dict[str, Any]:
     return {"messages": [{"role": "user", "content": content}]}
 
 
-def test_a_stop_ends_the_answer_and_the_thinkers_work(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            for stream in (False, True):
-                fields: Any = {"model": MODEL, "messages": HI, "stop": ["END", "\n\n"], "stream": stream}
-                asking = asyncio.create_task(b.ai.chat.completions.create(**fields))
-                request = await b.stages.request(len(b.stages.requests))
-                for seq, piece in enumerate(["One", " two E", "N", "x EN", "D of it"]):
-                    await b.stages.text(request.request_id, seq, b.encode(piece))
-                answer: Any = await asking
-                if stream:
-                    chunks = [chunk.choices[0] async for chunk in answer]
-                    text = "".join(chunk.delta.content or "" for chunk in chunks)
-                    reason = chunks[-1].finish_reason
-                else:
-                    [choice] = answer.choices
-                    text, reason = choice.message.content, choice.finish_reason
-                assert (text, reason) == ("One two ENx ", "stop")
-                await b.stages.aborted(request.request_id)
-            assert b.counts["completed"] == 2
-            with pytest.raises(openai.BadRequestError) as raised:
-                await b.ai.chat.completions.create(model=MODEL, messages=HI, stop="END", **BOTH)
-            assert (raised.value.code, raised.value.param) == ("unsupported", "stop")
-
-    run(scenario())
+async def test_a_stop_ends_the_answer_and_the_thinkers_work(web: HttpBench) -> None:
+    for stream in (False, True):
+        fields: Any = {"model": MODEL, "messages": HI, "stop": ["END", "\n\n"], "stream": stream}
+        asking = asyncio.create_task(web.ai.chat.completions.create(**fields))
+        request = await web.stages.request(len(web.stages.requests))
+        for seq, piece in enumerate(["One", " two E", "N", "x EN", "D of it"]):
+            await web.stages.text(request.request_id, seq, web.encode(piece))
+        answer: Any = await asking
+        if stream:
+            chunks = [chunk.choices[0] async for chunk in answer]
+            text = "".join(chunk.delta.content or "" for chunk in chunks)
+            reason = chunks[-1].finish_reason
+        else:
+            [choice] = answer.choices
+            text, reason = choice.message.content, choice.finish_reason
+        assert (text, reason) == ("One two ENx ", "stop")
+        await web.stages.aborted(request.request_id)
+    assert web.counts["completed"] == 2
+    with pytest.raises(openai.BadRequestError) as raised:
+        await web.ai.chat.completions.create(model=MODEL, messages=HI, stop="END", **BOTH)
+    assert (raised.value.code, raised.value.param) == ("unsupported", "stop")
 
 
-def test_log_probabilities(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            ids = b.encode("Hi 😀")
-            (end,) = b.encode("<|im_end|>")
-            for stream in (False, True):
-                fields: Any = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 3}
-                asking = asyncio.create_task(b.ai.chat.completions.create(**fields, stream=stream))
-                request = await b.stages.request(len(b.stages.requests))
-                assert request.sampling.logprobs == 3
-                for seq, token in enumerate(ids):
-                    delta = TextDelta(
-                        request_id=request.request_id,
-                        seq=seq,
-                        token_ids=[token],
-                        logprobs=[TokenLogprobs(-0.5, [(end, -0.125), (ids[0], -0.25), (token, -0.5)])],
-                        finish_reason="stop" if seq == len(ids) - 1 else None,
-                    )
-                    await b.stages.send(delta)
-                answer: Any = await asking
-                if stream:
-                    all_chunks = [chunk.choices[0] async for chunk in answer]
-                    content = [
-                        each for chunk in all_chunks if chunk.logprobs for each in chunk.logprobs.content
-                    ]
-                else:
-                    content = answer.choices[0].logprobs.content
-                assert bytes(byte for each in content for byte in each.bytes).decode() == "Hi 😀"
-                assert len(content) == len(ids)
-                for each in content:
-                    assert each.logprob == -0.5
-                    assert [top.logprob for top in each.top_logprobs] == [-0.125, -0.25, -0.5]
-                    tops = [top.token for top in each.top_logprobs]
-                    assert tops[:2] == ["<|im_end|>", content[0].token]
-            plain = asyncio.create_task(b.ai.chat.completions.create(model=MODEL, messages=HI))
-            request = await b.stages.request(len(b.stages.requests))
-            assert request.sampling.logprobs is None
-            await b.stages.text(request.request_id, 0, ids, "stop")
-            assert (await plain).choices[0].logprobs is None
-
-    run(scenario())
+async def test_log_probabilities(web: HttpBench) -> None:
+    ids = web.encode("Hi 😀")
+    (end,) = web.encode("<|im_end|>")
+    for stream in (False, True):
+        fields: Any = {"model": MODEL, "messages": HI, "logprobs": True, "top_logprobs": 3}
+        asking = asyncio.create_task(web.ai.chat.completions.create(**fields, stream=stream))
+        request = await web.stages.request(len(web.stages.requests))
+        assert request.sampling.logprobs == 3
+        for seq, token in enumerate(ids):
+            delta = TextDelta(
+                request_id=request.request_id,
+                seq=seq,
+                token_ids=[token],
+                logprobs=[TokenLogprobs(-0.5, [(end, -0.125), (ids[0], -0.25), (token, -0.5)])],
+                finish_reason="stop" if seq == len(ids) - 1 else None,
+            )
+            await web.stages.send(delta)
+        answer: Any = await asking
+        if stream:
+            all_chunks = [chunk.choices[0] async for chunk in answer]
+            content = [each for chunk in all_chunks if chunk.logprobs for each in chunk.logprobs.content]
+        else:
+            content = answer.choices[0].logprobs.content
+        assert bytes(byte for each in content for byte in each.bytes).decode() == "Hi 😀"
+        assert len(content) == len(ids)
+        for each in content:
+            assert each.logprob == -0.5
+            assert [top.logprob for top in each.top_logprobs] == [-0.125, -0.25, -0.5]
+            tops = [top.token for top in each.top_logprobs]
+            assert tops[:2] == ["<|im_end|>", content[0].token]
+    plain = asyncio.create_task(web.ai.chat.completions.create(model=MODEL, messages=HI))
+    request = await web.stages.request(len(web.stages.requests))
+    assert request.sampling.logprobs is None
+    await web.stages.text(request.request_id, 0, ids, "stop")
+    assert (await plain).choices[0].logprobs is None
 
 
-def test_each_chunk_counts_the_tokens_so_far(configure: Configure) -> None:
+async def test_each_chunk_counts_the_tokens_so_far(web: HttpBench) -> None:
     """As guidellm asks for, always."""
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            both = {"include_usage": True, "continuous_usage_stats": True}
-            chunks = await chunks_of(b, extra_body={"stream_options": both})
-            last = chunks[-1].usage
-            assert last is not None
-            for chunk in chunks:
-                assert chunk.usage is not None
-                assert chunk.usage.prompt_tokens == last.prompt_tokens
-                assert chunk.usage.completion_tokens <= last.completion_tokens
-                assert chunk.usage.total_tokens == last.prompt_tokens + chunk.usage.completion_tokens
-            assert chunks[-2].usage is not None
-            assert chunks[-2].usage.completion_tokens == last.completion_tokens
-            alone = await chunks_of(b, extra_body={"stream_options": {"continuous_usage_stats": True}})
-            assert [chunk.usage for chunk in alone] == [None] * len(alone)
-
-    run(scenario())
+    async with speaking(web, ANSWER, CHUNKS):
+        both = {"include_usage": True, "continuous_usage_stats": True}
+        chunks = await chunks_of(web, extra_body={"stream_options": both})
+        last = chunks[-1].usage
+        assert last is not None
+        for chunk in chunks:
+            assert chunk.usage is not None
+            assert chunk.usage.prompt_tokens == last.prompt_tokens
+            assert chunk.usage.completion_tokens <= last.completion_tokens
+            assert chunk.usage.total_tokens == last.prompt_tokens + chunk.usage.completion_tokens
+        assert chunks[-2].usage is not None
+        assert chunks[-2].usage.completion_tokens == last.completion_tokens
+        alone = await chunks_of(web, extra_body={"stream_options": {"continuous_usage_stats": True}})
+        assert [chunk.usage for chunk in alone] == [None] * len(alone)
 
 
-def test_an_error_in_a_stream_is_raised(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            fields: Any = {"model": MODEL, "messages": HI, "stream": True, **BOTH}
-            opening = asyncio.create_task(b.ai.chat.completions.create(**fields))
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("Hel"))
-            stream = await opening
-            assert (await anext(stream)).choices[0].delta.role == "assistant"
-            await b.stages.fail(request.request_id, "talker", "stage_failed", "it broke")
-            with pytest.raises(openai.APIError, match="talker: it broke") as raised:
-                async for _ in stream:
-                    pass
-            assert raised.value.code == "stage_failed"
-            await b.stages.aborted(request.request_id)
-
-    run(scenario())
+async def test_an_error_in_a_stream_is_raised(web: HttpBench) -> None:
+    fields: Any = {"model": MODEL, "messages": HI, "stream": True, **BOTH}
+    opening = asyncio.create_task(web.ai.chat.completions.create(**fields))
+    request = await web.stages.request(0)
+    await web.stages.text(request.request_id, 0, web.encode("Hel"))
+    stream = await opening
+    assert (await anext(stream)).choices[0].delta.role == "assistant"
+    await web.stages.fail(request.request_id, "talker", "stage_failed", "it broke")
+    with pytest.raises(openai.APIError, match="talker: it broke") as raised:
+        async for _ in stream:
+            pass
+    assert raised.value.code == "stage_failed"
+    await web.stages.aborted(request.request_id)
 
 
-def test_chunks_with_speech_say_what_they_bring(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            for chunk in await chunks_of(b, **BOTH):
-                told: Any = chunk
-                audio = getattr(told.choices[0].delta, "audio", None)
-                assert told.modality == ("audio" if getattr(audio, "data", None) else "text")
-            assert not any(hasattr(chunk, "modality") for chunk in await chunks_of(b))
-
-    run(scenario())
+async def test_chunks_with_speech_say_what_they_bring(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS):
+        for chunk in await chunks_of(web, **BOTH):
+            told: Any = chunk
+            audio = getattr(told.choices[0].delta, "audio", None)
+            assert told.modality == ("audio" if getattr(audio, "data", None) else "text")
+        assert not any(hasattr(chunk, "modality") for chunk in await chunks_of(web))

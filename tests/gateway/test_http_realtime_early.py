@@ -3,7 +3,7 @@
 import asyncio
 import base64
 import wave
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from io import BytesIO
@@ -22,15 +22,13 @@ from gateway.http.realtime.input import early
 from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
-from shared.config import Config
 from shared.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.messages import StageLoad, ThinkRequest
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_http_realtime import ANSWER, CHUNKS, HELLO, ask, idle, take, talking
 
-Configure = Callable[..., Config]
 VOICE = (8000 * np.sin(np.arange(24_000 * 12) / 30)).astype("<i2").tobytes()
 SECOND = 48_000
 
@@ -82,179 +80,155 @@ async def counted(b: HttpBench, outcome: str) -> float:
     return await b.metric(f'omnirelay_early_prefills_total{{outcome="{outcome}"}}')
 
 
-def test_the_thinker_computes_while_the_user_speaks(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
-            await c.session.update(session={"type": "realtime", "instructions": "Be brief."})
-            await take(c, "session.updated")
-            await say(c, 0, 2)
-            assert begun_by(b) == 0
-            await say(c, 2, 3)
-            first = await b.stages.prefill(0)
-            # While it is computed no other is sent.
-            await say(c, 3, 5)
-            assert begun_by(b) == 1
-            await b.stages.prefilled(first.request_id, 90)
-            await until(lambda: not b.process.gateway.prefills._open, "the end of the beginning")
-            await say(c, 5, 6.5)
-            second = await b.stages.prefill(1)
-            for begun, seconds in ((first, 2.5), (second, 5.5)):
-                assert begun.early == "recording"
-                assert [item.kind for item in begun.media] == ["audio"]
-                assert samples_of(begun) == VOICE[: int(seconds * SECOND)]
-                assert begun.route is not None
-                assert begun.route.thinker == "first"
-            await c.input_audio_buffer.commit()
-            await take(c, "conversation.item.done")
-            # The user had finished before it was computed.
-            await until(lambda: second.request_id in b.stages.aborts["thinker"], "its abort")
-            await ask(c)
-            (request,) = b.stages.requests
-            assert first.prompt_token_ids == second.prompt_token_ids
-            assert request.prompt_token_ids[: len(first.prompt_token_ids)] == first.prompt_token_ids
-            assert first.prompt_token_ids[-1] in b.process._prompts.placeholders
-            assert bytes(request.media[0].data.view)[44:] == VOICE[: int(6.5 * SECOND)]
-            assert (await counted(b, "computed"), await counted(b, "aborted")) == (1, 1)
-
-    run(scenario())
+async def test_the_thinker_computes_while_the_user_speaks(configure: Configure) -> None:
+    async with bench_of(configure) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+        await c.session.update(session={"type": "realtime", "instructions": "Be brief."})
+        await take(c, "session.updated")
+        await say(c, 0, 2)
+        assert begun_by(b) == 0
+        await say(c, 2, 3)
+        first = await b.stages.prefill(0)
+        # While it is computed no other is sent.
+        await say(c, 3, 5)
+        assert begun_by(b) == 1
+        await b.stages.prefilled(first.request_id, 90)
+        await until(lambda: not b.process.gateway.prefills._open, "the end of the beginning")
+        await say(c, 5, 6.5)
+        second = await b.stages.prefill(1)
+        for begun, seconds in ((first, 2.5), (second, 5.5)):
+            assert begun.early == "recording"
+            assert [item.kind for item in begun.media] == ["audio"]
+            assert samples_of(begun) == VOICE[: int(seconds * SECOND)]
+            assert begun.route is not None
+            assert begun.route.thinker == "first"
+        await c.input_audio_buffer.commit()
+        await take(c, "conversation.item.done")
+        # The user had finished before it was computed.
+        await until(lambda: second.request_id in b.stages.aborts["thinker"], "its abort")
+        await ask(c)
+        (request,) = b.stages.requests
+        assert first.prompt_token_ids == second.prompt_token_ids
+        assert request.prompt_token_ids[: len(first.prompt_token_ids)] == first.prompt_token_ids
+        assert first.prompt_token_ids[-1] in b.process._prompts.placeholders
+        assert bytes(request.media[0].data.view)[44:] == VOICE[: int(6.5 * SECOND)]
+        assert (await counted(b, "computed"), await counted(b, "aborted")) == (1, 1)
 
 
-def test_images_and_text_that_come_before_a_response_are_computed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
-            picture = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
-            item: Any = {"type": "message", "role": "user", "content": [picture]}
-            await c.conversation.item.create(item=item)
-            begun = await b.stages.prefill(0)
-            assert begun.early == "prompt"
-            assert [each.kind for each in begun.media] == ["image"]
-            await b.stages.prefilled(begun.request_id, 90)
-            await until(lambda: not b.process.gateway.prefills._open, "its end")
+async def test_images_and_text_that_come_before_a_response_are_computed(configure: Configure) -> None:
+    async with bench_of(configure) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+        picture = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
+        item: Any = {"type": "message", "role": "user", "content": [picture]}
+        await c.conversation.item.create(item=item)
+        begun = await b.stages.prefill(0)
+        assert begun.early == "prompt"
+        assert [each.kind for each in begun.media] == ["image"]
+        await b.stages.prefilled(begun.request_id, 90)
+        await until(lambda: not b.process.gateway.prefills._open, "its end")
+        await c.conversation.item.create(item=HELLO)
+        # A response that follows at once computes its prompt itself.
+        with mock.patch.object(early, "PAUSE_S", 60.0):
             await c.conversation.item.create(item=HELLO)
-            # A response that follows at once computes its prompt itself.
-            with mock.patch.object(early, "PAUSE_S", 60.0):
-                await c.conversation.item.create(item=HELLO)
-                await ask(c)
-            await settle(c)
-            assert begun_by(b) == 1
-
-    run(scenario())
+            await ask(c)
+        await settle(c)
+        assert begun_by(b) == 1
 
 
 @pytest.mark.parametrize("how", ["clear", "leave", "respond"])
-def test_it_ends_with_what_it_was_for(configure: Configure, how: str) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b:
-            async with talking(b) as c:
-                await say(c, 0, 2.5)
-                begun = await b.stages.prefill(0)
-                assert b.process.gateway.held.total > 2 * len(samples_of(begun)) - 1000
-                if how == "clear":
-                    await c.input_audio_buffer.clear()
-                if how == "respond":
-                    await c.conversation.item.create(item=HELLO)
-                    await c.response.create()
-                    await b.stages.request(0)
-                if how != "leave":
-                    await b.stages.aborted_at(begun.request_id, "thinker")
-                    # A late word of it is nobody's.
-                    await b.stages.prefilled(begun.request_id, 90)
-                    await settle(c) if how == "clear" else None
-            await b.stages.aborted_at(begun.request_id, "thinker")
-            assert b.stages.aborts["talker"] == ([] if how != "respond" else b.stages.aborts["talker"])
-
-    run(scenario())
+async def test_it_ends_with_what_it_was_for(configure: Configure, how: str) -> None:
+    async with bench_of(configure) as b:
+        async with talking(b) as c:
+            await say(c, 0, 2.5)
+            begun = await b.stages.prefill(0)
+            assert b.process.gateway.held.total > 2 * len(samples_of(begun)) - 1000
+            if how == "clear":
+                await c.input_audio_buffer.clear()
+            if how == "respond":
+                await c.conversation.item.create(item=HELLO)
+                await c.response.create()
+                await b.stages.request(0)
+            if how != "leave":
+                await b.stages.aborted_at(begun.request_id, "thinker")
+                # A late word of it is nobody's.
+                await b.stages.prefilled(begun.request_id, 90)
+                await settle(c) if how == "clear" else None
+        await b.stages.aborted_at(begun.request_id, "thinker")
+        assert b.stages.aborts["talker"] == ([] if how != "respond" else b.stages.aborts["talker"])
 
 
 @pytest.mark.parametrize("why", ["no prefix cache", "requests wait", "switched off"])
-def test_nothing_is_sent_where_there_is_no_room(configure: Configure, why: str) -> None:
-    async def scenario() -> None:
-        limits = {"early_prompt_tokens": 0} if why == "switched off" else {}
-        async with bench_of(configure, 0 if why == "no prefix cache" else 4, **limits) as b:
-            if why == "requests wait":
-                b.stages.replica("thinker").load = StageLoad(waiting=1)
-                registry = b.process.gateway.registry
-                await until(lambda: registry.ready("thinker")[0].beat.load.waiting, "its load")
-            async with talking(b) as c:
-                await say(c, 0, 7)
-                assert begun_by(b) == 0
-
-    run(scenario())
+async def test_nothing_is_sent_where_there_is_no_room(configure: Configure, why: str) -> None:
+    limits = {"early_prompt_tokens": 0} if why == "switched off" else {}
+    async with bench_of(configure, 0 if why == "no prefix cache" else 4, **limits) as b:
+        if why == "requests wait":
+            b.stages.replica("thinker").load = StageLoad(waiting=1)
+            registry = b.process.gateway.registry
+            await until(lambda: registry.ready("thinker")[0].beat.load.waiting, "its load")
+        async with talking(b) as c:
+            await say(c, 0, 7)
+            assert begun_by(b) == 0
 
 
-def test_what_a_client_has_computed_between_two_requests_is_bounded(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure, early_prompt_tokens=1000) as b, talking(b) as c:
-            for index in range(3):
-                await say(c, 0, 2.5)
-                begun = await b.stages.prefill(index)
-                # Found in the prefix cache, it costs nothing.
-                await b.stages.prefilled(begun.request_id, 900, cached=880 if index < 2 else 0)
-                await until(lambda: not b.process.gateway.prefills._open, "its end")
-                await c.input_audio_buffer.clear()
-                await take(c, "input_audio_buffer.cleared")
+async def test_what_a_client_has_computed_between_two_requests_is_bounded(configure: Configure) -> None:
+    async with bench_of(configure, early_prompt_tokens=1000) as b, talking(b) as c:
+        for index in range(3):
             await say(c, 0, 2.5)
-            # 900 + 40: still less than the bound.
-            await b.stages.prefilled((await b.stages.prefill(3)).request_id, 900)
+            begun = await b.stages.prefill(index)
+            # Found in the prefix cache, it costs nothing.
+            await b.stages.prefilled(begun.request_id, 900, cached=880 if index < 2 else 0)
             await until(lambda: not b.process.gateway.prefills._open, "its end")
             await c.input_audio_buffer.clear()
-            async with talking(b) as other:
-                await say(other, 0, 7)
-            await say(c, 0, 7)
-            assert begun_by(b) == 4
-            async with speaking(b, ANSWER, CHUNKS):
-                await c.conversation.item.create(item=HELLO)
-                await ask(c)
-            await say(c, 7, 9)
-            await b.stages.prefill(4)
+            await take(c, "input_audio_buffer.cleared")
+        await say(c, 0, 2.5)
+        # 900 + 40: still less than the bound.
+        await b.stages.prefilled((await b.stages.prefill(3)).request_id, 900)
+        await until(lambda: not b.process.gateway.prefills._open, "its end")
+        await c.input_audio_buffer.clear()
+        async with talking(b) as other:
+            await say(other, 0, 7)
+        await say(c, 0, 7)
+        assert begun_by(b) == 4
+        async with speaking(b, ANSWER, CHUNKS):
+            await c.conversation.item.create(item=HELLO)
+            await ask(c)
+        await say(c, 7, 9)
+        await b.stages.prefill(4)
 
-    run(scenario())
 
-
-def test_a_beginning_that_failed_is_not_repeated_in_its_session(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b, talking(b) as c:
-            await say(c, 0, 2.5)
-            begun = await b.stages.prefill(0)
-            await b.stages.fail(begun.request_id, "thinker", "engine_failed", "it broke")
+async def test_a_beginning_that_failed_is_not_repeated_in_its_session(configure: Configure) -> None:
+    async with bench_of(configure) as b, talking(b) as c:
+        await say(c, 0, 2.5)
+        begun = await b.stages.prefill(0)
+        await b.stages.fail(begun.request_id, "thinker", "engine_failed", "it broke")
+        await until(lambda: not b.process.gateway.prefills._open, "its end")
+        await say(c, 2.5, 9)
+        assert begun_by(b) == 1
+        assert await counted(b, "failed") == 1
+        async with talking(b) as other:
+            await say(other, 0, 2.5)
+            second = await b.stages.prefill(1)
+            await b.stages.fail(second.request_id, "thinker", "busy", "too many")
             await until(lambda: not b.process.gateway.prefills._open, "its end")
-            await say(c, 2.5, 9)
-            assert begun_by(b) == 1
-            assert await counted(b, "failed") == 1
-            async with talking(b) as other:
-                await say(other, 0, 2.5)
-                second = await b.stages.prefill(1)
-                await b.stages.fail(second.request_id, "thinker", "busy", "too many")
-                await until(lambda: not b.process.gateway.prefills._open, "its end")
-                await say(other, 2.5, 5)
-                await b.stages.prefill(2)
-
-    run(scenario())
+            await say(other, 2.5, 5)
+            await b.stages.prefill(2)
 
 
-def test_a_lost_thinker_ends_it(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b, talking(b) as c:
-            await say(c, 0, 2.5)
-            await b.stages.prefill(0)
-            await b.stages.replica("thinker").leave()
-            await until(lambda: not b.process.gateway.prefills._open, "its end")
-            b.stages.add("thinker", "second", b.config.stages.thinker.inbox)
-            await until(lambda: b.process.status().ready, "another thinker")
-
-    run(scenario())
+async def test_a_lost_thinker_ends_it(configure: Configure) -> None:
+    async with bench_of(configure) as b, talking(b) as c:
+        await say(c, 0, 2.5)
+        await b.stages.prefill(0)
+        await b.stages.replica("thinker").leave()
+        await until(lambda: not b.process.gateway.prefills._open, "its end")
+        b.stages.add("thinker", "second", b.config.stages.thinker.inbox)
+        await until(lambda: b.process.status().ready, "another thinker")
 
 
-def test_one_client_gets_half_of_the_places(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure, prefills=4) as b, talking(b) as c, talking(b) as d, talking(b) as e:
-            for one in (c, d, e):
-                await say(one, 0, 2.5)
-                if one is not e:
-                    await b.stages.prefill(begun_by(b) - 1)
-            assert begun_by(b) == 2
-
-    run(scenario())
+async def test_one_client_gets_half_of_the_places(configure: Configure) -> None:
+    async with bench_of(configure, prefills=4) as b, talking(b) as c, talking(b) as d, talking(b) as e:
+        for one in (c, d, e):
+            await say(one, 0, 2.5)
+            if one is not e:
+                await b.stages.prefill(begun_by(b) - 1)
+        assert begun_by(b) == 2
 
 
 @settings(max_examples=60, deadline=None)

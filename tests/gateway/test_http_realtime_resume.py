@@ -7,7 +7,7 @@ import json
 import re
 import threading
 import wave
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -19,13 +19,12 @@ from gateway.http.realtime.items import read_item
 from gateway.http.realtime.outbox import Outbox
 from gateway.requests.metrics import ResumeOutcome
 from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.guarded import KEY, OTHER
 from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, melody, speaking
 from tests.gateway.test_http_realtime import ANSWER, HELLO, PUSH_TO_TALK, TONE, ask, idle, talking
 
-Configure = Callable[..., Config]
 CHUNKS = cut(melody(1.2), [5760, 11520])
 
 
@@ -166,106 +165,91 @@ async def answered(b: HttpBench, caller: Caller, how: str) -> str:
     return caller.told
 
 
-def test_an_answer_goes_on_and_no_event_is_lost_or_comes_twice(configure: Configure) -> None:
-    async def scenario() -> None:
-        told = {}
-        for how in ("uncut", "answered meanwhile", "resumed meanwhile", "browser"):
-            async with calling(configure(http_gateway())) as (b, caller):
-                told[how] = await answered(b, caller, how)
-                assert resumes(b, "resumed") == (how != "uncut")
-            await idle(b)
-        assert told["uncut"].count("response.output_audio.delta") == len(CHUNKS)
-        assert len(set(told.values())) == 1
-
-    run(scenario())
+async def test_an_answer_goes_on_and_no_event_is_lost_or_comes_twice(configure: Configure) -> None:
+    told = {}
+    for how in ("uncut", "answered meanwhile", "resumed meanwhile", "browser"):
+        async with calling(configure(http_gateway())) as (b, caller):
+            told[how] = await answered(b, caller, how)
+            assert resumes(b, "resumed") == (how != "uncut")
+        await idle(b)
+    assert told["uncut"].count("response.output_audio.delta") == len(CHUNKS)
+    assert len(set(told.values())) == 1
 
 
-def test_a_question_that_is_cut_is_heard_whole(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
-            pieces = [TONE[at : at + 1200] for at in range(0, len(TONE), 1200)]
-            for number, piece in enumerate(pieces):
-                await caller.say(piece)
-                if number in {5, 9}:
-                    # What was sent last may have arrived, or not.
-                    await lose(b, caller)
-                    await caller.resume()
-            await caller.send("input_audio_buffer.commit")
-            await caller.send("response.create")
-            await caller.take("response.done")
-            [item] = b.stages.requests[0].media
-            with wave.open(io.BytesIO(bytes(item.data.view))) as file:
-                assert file.readframes(file.getnframes()) == TONE
-
-    run(scenario())
-
-
-def test_an_idle_session_is_as_it_was(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
-            await caller.send("conversation.item.create", item={**HELLO, "id": "item_kept"})
-            await caller.take("conversation.item.done")
-            for _ in "123":
+async def test_a_question_that_is_cut_is_heard_whole(configure: Configure) -> None:
+    async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
+        pieces = [TONE[at : at + 1200] for at in range(0, len(TONE), 1200)]
+        for number, piece in enumerate(pieces):
+            await caller.say(piece)
+            if number in {5, 9}:
+                # What was sent last may have arrived, or not.
                 await lose(b, caller)
                 await caller.resume()
-            await caller.send("conversation.item.retrieve", item_id="item_kept")
-            kept = await caller.take("conversation.item.retrieved")
-            assert kept["item"]["content"][0]["text"] == "Hello"
-            # The settings, too: with turn detection this would say that speech has begun.
-            await caller.say(TONE)
-            await caller.send("input_audio_buffer.commit")
-            assert (await caller.take("input_audio_buffer.committed"))["previous_item_id"] == "item_kept"
-            await caller.socket.close()
-            await idle(b)
-            assert detached(b) == 0
-
-    run(scenario())
+        await caller.send("input_audio_buffer.commit")
+        await caller.send("response.create")
+        await caller.take("response.done")
+        [item] = b.stages.requests[0].media
+        with wave.open(io.BytesIO(bytes(item.data.view))) as file:
+            assert file.readframes(file.getnframes()) == TONE
 
 
-def test_only_the_owner_resumes_a_session(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        async with calling(configure(http_gateway(api_keys=keys)), KEY) as (b, caller):
+async def test_an_idle_session_is_as_it_was(configure: Configure) -> None:
+    async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
+        await caller.send("conversation.item.create", item={**HELLO, "id": "item_kept"})
+        await caller.take("conversation.item.done")
+        for _ in "123":
             await lose(b, caller)
-            query = f"session_id={caller.id}&starting_after={caller.last}"
-            for key, asked, secret in (
-                (KEY, query, "wrong"),
-                (KEY, query, "é" * 43),
-                (KEY, query.replace(caller.id, "sess_unknown"), caller.secret),
-                (OTHER, query, caller.secret),
-            ):
-                other = Caller(b, key)
-                other.id, other.secret = caller.id, caller.secret
-                assert "has ended" in (await refused(other, asked, secret))["message"]
-                await other.socket.close()
-            stranger = Caller(b, "unknown")
-            with pytest.raises(InvalidStatus):
-                await stranger.dial(query, caller.secret)
-            assert resumes(b, "refused") == 4
             await caller.resume()
-            await caller.send("input_audio_buffer.clear")
-            await caller.take("input_audio_buffer.cleared")
+        await caller.send("conversation.item.retrieve", item_id="item_kept")
+        kept = await caller.take("conversation.item.retrieved")
+        assert kept["item"]["content"][0]["text"] == "Hello"
+        # The settings, too: with turn detection this would say that speech has begun.
+        await caller.say(TONE)
+        await caller.send("input_audio_buffer.commit")
+        assert (await caller.take("input_audio_buffer.committed"))["previous_item_id"] == "item_kept"
+        await caller.socket.close()
+        await idle(b)
+        assert detached(b) == 0
 
-    run(scenario())
+
+async def test_only_the_owner_resumes_a_session(configure: Configure, keys: str) -> None:
+    async with calling(configure(http_gateway(api_keys=keys)), KEY) as (b, caller):
+        await lose(b, caller)
+        query = f"session_id={caller.id}&starting_after={caller.last}"
+        for key, asked, secret in (
+            (KEY, query, "wrong"),
+            (KEY, query, "é" * 43),
+            (KEY, query.replace(caller.id, "sess_unknown"), caller.secret),
+            (OTHER, query, caller.secret),
+        ):
+            other = Caller(b, key)
+            other.id, other.secret = caller.id, caller.secret
+            assert "has ended" in (await refused(other, asked, secret))["message"]
+            await other.socket.close()
+        stranger = Caller(b, "unknown")
+        with pytest.raises(InvalidStatus):
+            await stranger.dial(query, caller.secret)
+        assert resumes(b, "refused") == 4
+        await caller.resume()
+        await caller.send("input_audio_buffer.clear")
+        await caller.take("input_audio_buffer.cleared")
 
 
-def test_a_client_that_is_too_late_gets_a_new_session(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with calling(configure(http_gateway(realtime_resume_s=0.2))) as (b, caller):
-            await caller.send("conversation.item.create", item=HELLO)
-            await caller.send("response.create")
-            request = await b.stages.request(0)
-            caller.cut()
-            await until(lambda: resumes(b, "expired") == 1, "the end of the session")
-            await b.stages.aborted(request.request_id)
-            await idle(b)
-            await refused(caller, f"session_id={caller.id}&starting_after={caller.last}", caller.secret)
-            assert b.counts["cancelled"] == 1
-
-    run(scenario())
+async def test_a_client_that_is_too_late_gets_a_new_session(configure: Configure) -> None:
+    async with calling(configure(http_gateway(realtime_resume_s=0.2))) as (b, caller):
+        await caller.send("conversation.item.create", item=HELLO)
+        await caller.send("response.create")
+        request = await b.stages.request(0)
+        caller.cut()
+        await until(lambda: resumes(b, "expired") == 1, "the end of the session")
+        await b.stages.aborted(request.request_id)
+        await idle(b)
+        await refused(caller, f"session_id={caller.id}&starting_after={caller.last}", caller.secret)
+        assert b.counts["cancelled"] == 1
 
 
 @pytest.mark.parametrize("after", ["4", "99", "-1", "x", "9" * 5000])
-def test_a_session_whose_events_are_not_kept_ends(
+async def test_a_session_whose_events_are_not_kept_ends(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, after: str
 ) -> None:
     told: list[str] = []
@@ -279,46 +263,40 @@ def test_a_session_whose_events_are_not_kept_ends(
     # A new session has a place if the one before has ended.
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 1)
 
-    async def scenario() -> None:
-        async with calling(configure(http_gateway(), realtime_resume_bytes=3000)) as (b, caller):
-            await caller.send("conversation.item.create", item=HELLO)
-            await caller.take("conversation.item.done")
-            assert caller.last == 4
-            await caller.send("response.create")
-            name = (await b.stages.request(0)).request_id
-            await lose(b, caller)
-            await b.stages.text(name, 0, b.encode(ANSWER), "stop")
-            await b.stages.codec(name, 0, [7] * 10, "stop")
-            await b.stages.audio(name, 0, CHUNKS[0].tobytes(), last=True)
-            await until(lambda: "response.done" in told, "the end of the answer")
-            error = await refused(caller, f"session_id={caller.id}&starting_after={after}", caller.secret)
-            assert error["param"] == "starting_after"
-            await until(lambda: detached(b) == 0, "the end of the session before")
-            assert connected(b) == 1
-            assert b.process.gateway.held.total == 3000
-            await caller.socket.close()
-            await until(lambda: connected(b) == 0, "no session")
-            error = await refused(caller, f"session_id={caller.id}&starting_after=4", caller.secret)
-            assert "has ended" in error["message"]
-
-    run(scenario())
+    async with calling(configure(http_gateway(), realtime_resume_bytes=3000)) as (b, caller):
+        await caller.send("conversation.item.create", item=HELLO)
+        await caller.take("conversation.item.done")
+        assert caller.last == 4
+        await caller.send("response.create")
+        name = (await b.stages.request(0)).request_id
+        await lose(b, caller)
+        await b.stages.text(name, 0, b.encode(ANSWER), "stop")
+        await b.stages.codec(name, 0, [7] * 10, "stop")
+        await b.stages.audio(name, 0, CHUNKS[0].tobytes(), last=True)
+        await until(lambda: "response.done" in told, "the end of the answer")
+        error = await refused(caller, f"session_id={caller.id}&starting_after={after}", caller.secret)
+        assert error["param"] == "starting_after"
+        await until(lambda: detached(b) == 0, "the end of the session before")
+        assert connected(b) == 1
+        assert b.process.gateway.held.total == 3000
+        await caller.socket.close()
+        await until(lambda: connected(b) == 0, "no session")
+        error = await refused(caller, f"session_id={caller.id}&starting_after=4", caller.secret)
+        assert "has ended" in error["message"]
 
 
-def test_a_session_that_is_replaced_hands_over_its_connection(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with calling(configure(http_gateway())) as (b, caller):
-            older = caller.socket
-            await refused(caller, f"session_id={caller.id}&starting_after=99", caller.secret)
-            with pytest.raises(ConnectionClosed) as closed:
-                await older.recv()
-            assert closed.value.rcvd is not None
-            assert closed.value.rcvd.reason == "taken_over"
-            assert (connected(b), detached(b)) == (1, 0)
-
-    run(scenario())
+async def test_a_session_that_is_replaced_hands_over_its_connection(configure: Configure) -> None:
+    async with calling(configure(http_gateway())) as (b, caller):
+        older = caller.socket
+        await refused(caller, f"session_id={caller.id}&starting_after=99", caller.secret)
+        with pytest.raises(ConnectionClosed) as closed:
+            await older.recv()
+        assert closed.value.rcvd is not None
+        assert closed.value.rcvd.reason == "taken_over"
+        assert (connected(b), detached(b)) == (1, 0)
 
 
-def test_nothing_is_held_for_a_session_that_ended_while_an_item_was_read(
+async def test_nothing_is_held_for_a_session_that_ended_while_an_item_was_read(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     reading, goes_on = threading.Event(), threading.Event()
@@ -330,137 +308,115 @@ def test_nothing_is_held_for_a_session_that_ended_while_an_item_was_read(
 
     monkeypatch.setattr("gateway.http.realtime.session.read_item", read)
 
-    async def scenario() -> None:
-        async with calling(configure(http_gateway())) as (b, caller):
-            await caller.send("conversation.item.create", item=HELLO)
-            await until(reading.is_set, "an item that is read")
-            ended = caller.socket
-            query = f"session_id={caller.id}&starting_after=99"
-            new = asyncio.create_task(refused(caller, query, caller.secret))
-            with pytest.raises(ConnectionClosed):
-                await ended.recv()
-            goes_on.set()
-            await new
-            await caller.socket.close()
-            await idle(b)
-
-    run(scenario())
+    async with calling(configure(http_gateway())) as (b, caller):
+        await caller.send("conversation.item.create", item=HELLO)
+        await until(reading.is_set, "an item that is read")
+        ended = caller.socket
+        query = f"session_id={caller.id}&starting_after=99"
+        new = asyncio.create_task(refused(caller, query, caller.secret))
+        with pytest.raises(ConnectionClosed):
+            await ended.recv()
+        goes_on.set()
+        await new
+        await caller.socket.close()
+        await idle(b)
 
 
-def test_the_newer_connection_takes_over(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
-            for _ in "123":
-                older = caller.socket
-                await caller.resume()
-                with pytest.raises(ConnectionClosed) as closed:
-                    await older.recv()
-                assert closed.value.rcvd is not None
-                assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "taken_over")
-            await caller.send("conversation.item.create", item=HELLO)
-            await caller.send("response.create")
-            await caller.take("response.done")
-            assert (resumes(b, "taken_over"), detached(b)) == (3, 0)
-
-    run(scenario())
+async def test_the_newer_connection_takes_over(configure: Configure) -> None:
+    async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
+        for _ in "123":
+            older = caller.socket
+            await caller.resume()
+            with pytest.raises(ConnectionClosed) as closed:
+                await older.recv()
+            assert closed.value.rcvd is not None
+            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "taken_over")
+        await caller.send("conversation.item.create", item=HELLO)
+        await caller.send("response.create")
+        await caller.take("response.done")
+        assert (resumes(b, "taken_over"), detached(b)) == (3, 0)
 
 
-def test_a_gateway_that_stops_waits_for_nobody(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with calling(configure(http_gateway())) as (b, caller):
-            await caller.send("conversation.item.create", item=HELLO)
-            await caller.send("response.create")
-            request = await b.stages.request(0)
-            await lose(b, caller)
-            draining = asyncio.create_task(b.process.drain(60, asyncio.Event()))
-            await b.stages.aborted(request.request_id)
-            await draining
-            await idle(b)
-            assert (detached(b), resumes(b, "expired")) == (0, 1)
-
-    run(scenario())
+async def test_a_gateway_that_stops_waits_for_nobody(configure: Configure) -> None:
+    async with calling(configure(http_gateway())) as (b, caller):
+        await caller.send("conversation.item.create", item=HELLO)
+        await caller.send("response.create")
+        request = await b.stages.request(0)
+        await lose(b, caller)
+        draining = asyncio.create_task(b.process.drain(60, asyncio.Event()))
+        await b.stages.aborted(request.request_id)
+        await draining
+        await idle(b)
+        assert (detached(b), resumes(b, "expired")) == (0, 1)
 
 
-def test_sessions_without_a_connection_count(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_sessions_without_a_connection_count(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 2)
 
-    async def scenario() -> None:
-        async with calling(configure(http_gateway())) as (b, first):
-            second = await Caller(b).begin()
-            for each in (first, second):
-                await lose(b, each)
-            with pytest.raises(InvalidStatus) as full:
-                await Caller(b).begin()
-            assert full.value.response.status_code == 429
-            await first.resume()
-            await second.resume()
-            await second.socket.close()
-            await until(lambda: connected(b) == 1)
-            third = await Caller(b).begin()
-            await third.socket.close()
-
-    run(scenario())
+    async with calling(configure(http_gateway())) as (b, first):
+        second = await Caller(b).begin()
+        for each in (first, second):
+            await lose(b, each)
+        with pytest.raises(InvalidStatus) as full:
+            await Caller(b).begin()
+        assert full.value.response.status_code == 429
+        await first.resume()
+        await second.resume()
+        await second.socket.close()
+        await until(lambda: connected(b) == 1)
+        third = await Caller(b).begin()
+        await third.socket.close()
 
 
-def test_what_is_kept_counts_as_held(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway(), {"max_request_bytes": 2**20}, held_bytes=6 * 2**20)
-        async with calling(config) as (b, _):
-            assert b.process.gateway.held.total == 4 * 2**20
-            with pytest.raises(InvalidStatus) as full:
-                await Caller(b).begin()
-            assert full.value.response.status_code == 429
-            await Caller(b).dial("model=omnirelay")
-
-    run(scenario())
+async def test_what_is_kept_counts_as_held(configure: Configure) -> None:
+    config = configure(http_gateway(), {"max_request_bytes": 2**20}, held_bytes=6 * 2**20)
+    async with calling(config) as (b, _):
+        assert b.process.gateway.held.total == 4 * 2**20
+        with pytest.raises(InvalidStatus) as full:
+            await Caller(b).begin()
+        assert full.value.response.status_code == 429
+        await Caller(b).dial("model=omnirelay")
 
 
 @pytest.mark.parametrize(("resume_s", "query"), [(30.0, {}), (0.0, {"resume": "true"})])
-def test_a_session_that_nobody_can_resume_ends_with_its_connection(
+async def test_a_session_that_nobody_can_resume_ends_with_its_connection(
     configure: Configure, resume_s: float, query: dict[str, str]
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(realtime_resume_s=resume_s))) as b:
-            async with talking(b, extra_query=query) as c:
-                await c.conversation.item.create(item=HELLO)
-                await c.response.create()
-                request = await b.stages.request(0)
-                assert "sequence_number" not in (await c.recv()).to_dict()
-                c._connection.transport.abort()
-                await b.stages.aborted(request.request_id)
-                await idle(b)
-            assert (detached(b), resumes(b, "expired")) == (0, 0)
-
-    run(scenario())
-
-
-def test_openais_client_takes_what_it_does_not_know(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            async with talking(b, extra_query={"resume": "true"}) as c:
-                await c.conversation.item.create(item=HELLO)
-                events = await ask(c)
-                assert [event.sequence_number for event in events] == list(range(3, 3 + len(events)))
+    async with http_bench(configure(http_gateway(realtime_resume_s=resume_s))) as b:
+        async with talking(b, extra_query=query) as c:
+            await c.conversation.item.create(item=HELLO)
+            await c.response.create()
+            request = await b.stages.request(0)
+            assert "sequence_number" not in (await c.recv()).to_dict()
+            c._connection.transport.abort()
+            await b.stages.aborted(request.request_id)
             await idle(b)
+        assert (detached(b), resumes(b, "expired")) == (0, 0)
 
-    run(scenario())
+
+async def test_openais_client_takes_what_it_does_not_know(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS):
+        async with talking(web, extra_query={"resume": "true"}) as c:
+            await c.conversation.item.create(item=HELLO)
+            events = await ask(c)
+            assert [event.sequence_number for event in events] == list(range(3, 3 + len(events)))
+        await idle(web)
 
 
-def test_an_event_of_a_cancelled_sender_is_sent() -> None:
-    async def scenario() -> None:
-        outbox, written, blocked = Outbox(0), list[str](), asyncio.Event()
+async def test_an_event_of_a_cancelled_sender_is_sent() -> None:
+    outbox, written, blocked = Outbox(0), list[str](), asyncio.Event()
 
-        async def write(text: str) -> None:
-            await blocked.wait()
-            written.append(json.loads(text)["type"])
+    async def write(text: str) -> None:
+        await blocked.wait()
+        written.append(json.loads(text)["type"])
 
-        writing = asyncio.create_task(outbox.write(write))
-        senders = [asyncio.create_task(outbox.send(kind, {})) for kind in "abc"]
-        await asyncio.sleep(0)
-        senders[1].cancel()
-        blocked.set()
-        await asyncio.gather(*senders, return_exceptions=True)
-        writing.cancel()
-        assert written == ["a", "b", "c"]
-
-    run(scenario())
+    writing = asyncio.create_task(outbox.write(write))
+    senders = [asyncio.create_task(outbox.send(kind, {})) for kind in "abc"]
+    await asyncio.sleep(0)
+    senders[1].cancel()
+    blocked.set()
+    await asyncio.gather(*senders, return_exceptions=True)
+    writing.cancel()
+    assert written == ["a", "b", "c"]

@@ -1,7 +1,6 @@
 """Functions in realtime sessions: what the model is told, its calls, their results, and what is refused."""
 
 import json
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -12,15 +11,13 @@ from gateway.http.realtime.items import messages_of, read_item
 from gateway.http.realtime.settings import Settings, refuse
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError
-from shared.config import Config
 from shared.messages import ThinkRequest
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_http_realtime import CHUNKS, HELLO, ask, idle, of_type, take, talking
 from tests.gateway.test_http_tools import WEATHER
 
-Configure = Callable[..., Config]
 TOOL: dict[str, Any] = {
     "type": "function",
     "name": "weather",
@@ -48,133 +45,119 @@ def told(b: HttpBench, request: ThinkRequest) -> str:
 
 
 @pytest.mark.parametrize("speech", [True, False])
-def test_a_call_and_its_result(configure: Configure, speech: bool) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-            await roomy(b)
-            modalities = ["audio"] if speech else ["text"]
-            shown = (await update(c, tools=[TOOL], output_modalities=modalities)).session
-            assert shown.tools[0].name == "weather"
-            assert shown.tool_choice == "auto"
-            await c.conversation.item.create(item=HELLO)
-            await take(c, "conversation.item.done")
-            await c.response.create()
-            request = await b.stages.request(0)
-            assert "Tells the weather." in told(b, request)
-            name = request.request_id
-            for seq, piece in enumerate((WEATHER, f"\n{WEATHER}")):
-                await b.stages.text(name, seq, b.encode(piece), "stop" if seq else None)
-            if speech:
-                # The response does not wait for speech that nobody is to hear.
-                await b.stages.aborted(name)
-            events = await take(c, "response.done")
-            assert [event.type for event in events[1:]] == [
-                *[
-                    "response.output_item.added",
-                    "conversation.item.added",
-                    "response.function_call_arguments.delta",
-                    "response.function_call_arguments.done",
-                    "conversation.item.done",
-                    "response.output_item.done",
-                ]
-                * 2,
-                "response.done",
+async def test_a_call_and_its_result(configure: Configure, speech: bool) -> None:
+    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+        await roomy(b)
+        modalities = ["audio"] if speech else ["text"]
+        shown = (await update(c, tools=[TOOL], output_modalities=modalities)).session
+        assert shown.tools[0].name == "weather"
+        assert shown.tool_choice == "auto"
+        await c.conversation.item.create(item=HELLO)
+        await take(c, "conversation.item.done")
+        await c.response.create()
+        request = await b.stages.request(0)
+        assert "Tells the weather." in told(b, request)
+        name = request.request_id
+        for seq, piece in enumerate((WEATHER, f"\n{WEATHER}")):
+            await b.stages.text(name, seq, b.encode(piece), "stop" if seq else None)
+        if speech:
+            # The response does not wait for speech that nobody is to hear.
+            await b.stages.aborted(name)
+        events = await take(c, "response.done")
+        assert [event.type for event in events[1:]] == [
+            *[
+                "response.output_item.added",
+                "conversation.item.added",
+                "response.function_call_arguments.delta",
+                "response.function_call_arguments.done",
+                "conversation.item.done",
+                "response.output_item.done",
             ]
-            dones = of_type(events, "response.function_call_arguments.done")
-            assert [(each.name, json.loads(each.arguments)) for each in dones] == [
-                ("weather", {"city": "Ulm"})
-            ] * 2
-            response = events[-1].response
-            assert response.status == "completed"
-            calls = response.output
-            assert [each.type for each in calls] == ["function_call"] * 2
-            assert len({each.call_id for each in calls}) == len({each.id for each in calls}) == 2
-            assert response.usage.input_tokens > 0 < response.usage.output_tokens
-            for call, result in zip(calls, ("rain", "sun"), strict=True):
-                item: Any = {"type": "function_call_output", "call_id": call.call_id, "output": result}
-                await c.conversation.item.create(item=item)
-                added = (await take(c, "conversation.item.done"))[-1]
-                assert (added.item.type, added.item.output) == ("function_call_output", result)
-            async with speaking(b, "It rains.", CHUNKS):
-                again = await ask(c)
-            assert again[-1].response.output[0].type == "message"
-            prompt = told(b, b.stages.requests[1])
-            call_text = '<tool_call>\n{"name":"weather","arguments":{"city":"Ulm"}}\n</tool_call>'
-            assert f"{call_text}\n{call_text}" in prompt
-            results = [f"<tool_response>\n{each}\n</tool_response>" for each in ("rain", "sun")]
-            assert "\n".join(results) in prompt
-        await idle(b)
-
-    run(scenario())
-
-
-def test_what_is_said_before_a_call_is_spoken_and_the_call_is_not(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-            await roomy(b)
-            await update(c, tools=[TOOL])
-            await c.conversation.item.create(item=HELLO)
-            await take(c, "conversation.item.done")
-            await c.response.create()
-            name = (await b.stages.request(0)).request_id
-            await b.stages.text(name, 0, b.encode("Let me see."))
-            await b.stages.audio(name, 0, CHUNKS[0].tobytes())
-            await take(c, "response.output_audio.delta")
-            await b.stages.text(name, 1, b.encode(f"\n{WEATHER}"))
-            await take(c, "response.function_call_arguments.done")
-            await b.stages.audio(name, 1, CHUNKS[1].tobytes())
-            await b.stages.text(name, 2, b.encode("\n"), "stop")
-            events = await take(c, "response.done")
-            assert not of_type(events, "response.output_audio.delta")
-            said, call = events[-1].response.output
-            assert said.content[0].transcript == "Let me see."
-            assert (said.status, call.status) == ("completed", "completed")
-            [done] = of_type(events, "response.output_audio_transcript.done")
-            assert (done.output_index, done.transcript) == (0, "Let me see.")
-            await c.conversation.item.retrieve(item_id=call.id)
-            assert (await take(c, "conversation.item.retrieved"))[-1].item == call
-        await idle(b)
-
-    run(scenario())
+            * 2,
+            "response.done",
+        ]
+        dones = of_type(events, "response.function_call_arguments.done")
+        assert [(each.name, json.loads(each.arguments)) for each in dones] == [
+            ("weather", {"city": "Ulm"})
+        ] * 2
+        response = events[-1].response
+        assert response.status == "completed"
+        calls = response.output
+        assert [each.type for each in calls] == ["function_call"] * 2
+        assert len({each.call_id for each in calls}) == len({each.id for each in calls}) == 2
+        assert response.usage.input_tokens > 0 < response.usage.output_tokens
+        for call, result in zip(calls, ("rain", "sun"), strict=True):
+            item: Any = {"type": "function_call_output", "call_id": call.call_id, "output": result}
+            await c.conversation.item.create(item=item)
+            added = (await take(c, "conversation.item.done"))[-1]
+            assert (added.item.type, added.item.output) == ("function_call_output", result)
+        async with speaking(b, "It rains.", CHUNKS):
+            again = await ask(c)
+        assert again[-1].response.output[0].type == "message"
+        prompt = told(b, b.stages.requests[1])
+        call_text = '<tool_call>\n{"name":"weather","arguments":{"city":"Ulm"}}\n</tool_call>'
+        assert f"{call_text}\n{call_text}" in prompt
+        results = [f"<tool_response>\n{each}\n</tool_response>" for each in ("rain", "sun")]
+        assert "\n".join(results) in prompt
+    await idle(b)
 
 
-def test_malformed_calls_are_text_and_the_session_goes_on(configure: Configure) -> None:
-    async def scenario() -> None:
-        answer = '<tool_call>{"name": "rockets", "arguments": {}}</tool_call>'
-        async with http_bench(configure(http_gateway())) as b, speaking(b, answer, CHUNKS), talking(b) as c:
-            await roomy(b)
-            await update(c, tools=[TOOL], output_modalities=["text"])
-            await c.conversation.item.create(item=HELLO)
-            await take(c, "conversation.item.done")
-            for _ in range(2):
-                [item] = (await ask(c))[-1].response.output
-                assert item.content[0].text == answer
-        await idle(b)
+async def test_what_is_said_before_a_call_is_spoken_and_the_call_is_not(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+        await roomy(b)
+        await update(c, tools=[TOOL])
+        await c.conversation.item.create(item=HELLO)
+        await take(c, "conversation.item.done")
+        await c.response.create()
+        name = (await b.stages.request(0)).request_id
+        await b.stages.text(name, 0, b.encode("Let me see."))
+        await b.stages.audio(name, 0, CHUNKS[0].tobytes())
+        await take(c, "response.output_audio.delta")
+        await b.stages.text(name, 1, b.encode(f"\n{WEATHER}"))
+        await take(c, "response.function_call_arguments.done")
+        await b.stages.audio(name, 1, CHUNKS[1].tobytes())
+        await b.stages.text(name, 2, b.encode("\n"), "stop")
+        events = await take(c, "response.done")
+        assert not of_type(events, "response.output_audio.delta")
+        said, call = events[-1].response.output
+        assert said.content[0].transcript == "Let me see."
+        assert (said.status, call.status) == ("completed", "completed")
+        [done] = of_type(events, "response.output_audio_transcript.done")
+        assert (done.output_index, done.transcript) == (0, "Let me see.")
+        await c.conversation.item.retrieve(item_id=call.id)
+        assert (await take(c, "conversation.item.retrieved"))[-1].item == call
+    await idle(b)
 
-    run(scenario())
+
+async def test_malformed_calls_are_text_and_the_session_goes_on(configure: Configure) -> None:
+    answer = '<tool_call>{"name": "rockets", "arguments": {}}</tool_call>'
+    async with http_bench(configure(http_gateway())) as b, speaking(b, answer, CHUNKS), talking(b) as c:
+        await roomy(b)
+        await update(c, tools=[TOOL], output_modalities=["text"])
+        await c.conversation.item.create(item=HELLO)
+        await take(c, "conversation.item.done")
+        for _ in range(2):
+            [item] = (await ask(c))[-1].response.output
+            assert item.content[0].text == answer
+    await idle(b)
 
 
-def test_a_call_that_must_be_made(configure: Configure) -> None:
-    async def scenario() -> None:
-        answer = '{"name": "weather", "arguments": {"city": "Ulm"}}'
-        async with http_bench(configure(http_gateway())) as b, speaking(b, answer, CHUNKS), talking(b) as c:
-            await roomy(b)
-            await c.conversation.item.create(item=HELLO)
-            await take(c, "conversation.item.done")
-            events = await ask(c, tools=[TOOL], tool_choice={"type": "function", "name": "weather"})
-            assert [each.name for each in events[-1].response.output] == ["weather"]
-            request = b.stages.requests[0]
-            assert request.speech is None
-            assert json.loads(request.sampling.json_schema or "")["properties"]["name"] == {
-                "const": "weather"
-            }
-            # Of the response only: the session has no functions.
-            await c.response.create(response={"tool_choice": "required"})
-            error = (await take(c, "error"))[-1].error
-            assert error.param == "tool_choice"
-        await idle(b)
-
-    run(scenario())
+async def test_a_call_that_must_be_made(configure: Configure) -> None:
+    answer = '{"name": "weather", "arguments": {"city": "Ulm"}}'
+    async with http_bench(configure(http_gateway())) as b, speaking(b, answer, CHUNKS), talking(b) as c:
+        await roomy(b)
+        await c.conversation.item.create(item=HELLO)
+        await take(c, "conversation.item.done")
+        events = await ask(c, tools=[TOOL], tool_choice={"type": "function", "name": "weather"})
+        assert [each.name for each in events[-1].response.output] == ["weather"]
+        request = b.stages.requests[0]
+        assert request.speech is None
+        assert json.loads(request.sampling.json_schema or "")["properties"]["name"] == {"const": "weather"}
+        # Of the response only: the session has no functions.
+        await c.response.create(response={"tool_choice": "required"})
+        error = (await take(c, "error"))[-1].error
+        assert error.param == "tool_choice"
+    await idle(b)
 
 
 def test_functions_in_settings() -> None:

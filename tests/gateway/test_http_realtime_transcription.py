@@ -1,7 +1,7 @@
 """Transcripts of what is said in realtime sessions: beside the answers, never before them."""
 
 import base64
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
@@ -13,15 +13,13 @@ from gateway.http.realtime.input import transcription
 from gateway.http.realtime.input.early import LOOK_BYTES
 from gateway.http.realtime.settings import Settings, refuse
 from omnirelay.errors import InvalidRequestError
-from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak
 from tests.gateway.test_http_realtime import ANSWER, CHUNKS, TONE, idle, of_type, take, talking
 from tests.gateway.test_http_realtime_early import VOICE, bench_of
 from tests.gateway.test_turns import SENTENCES, said
 
-Configure = Callable[..., Config]
 KIND = "conversation.item.input_audio_transcription"
 GA = {"audio": {"input": {"transcription": {"model": "whisper-1", "language": "de", "keywords": ["Ulm"]}}}}
 BETA = {"input_audio_transcription": {"model": "gpt-4o-mini-transcribe", "prompt": "Ulm"}}
@@ -43,93 +41,81 @@ async def say(c: AsyncRealtimeConnection) -> str:
 
 
 @pytest.mark.parametrize("session", [GA, BETA], ids=["current", "beta"])
-def test_a_transcript_after_the_answer(configure: Configure, session: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-            await transcribed(c, session)
-            item_id = await say(c)
-            await c.response.create()
-            answer = await b.stages.request(0)
-            assert answer.speech is not None
-            await speak(b, answer, ANSWER, CHUNKS)
-            await take(c, "response.done")
-            other = await b.stages.request(1)
-            assert (other.speech, other.priority) == (None, 1000)
-            assert [each.kind for each in other.media] == ["audio"]
-            await speak(b, other, " Hello Ulm. ", [])
-            delta, done = await take(c, f"{KIND}.completed")
-            assert (delta.type, delta.item_id, delta.delta) == (f"{KIND}.delta", item_id, "Hello Ulm.")
-            assert (done.item_id, done.content_index, done.transcript) == (item_id, 0, "Hello Ulm.")
-            assert (done.usage.type, done.usage.output_tokens > 0) == ("tokens", True)
-            await c.conversation.item.retrieve(item_id=item_id)
-            item = (await take(c, "conversation.item.retrieved"))[-1].item
-            assert item.content[0].transcript == "Hello Ulm."
-        await idle(b)
-
-    run(scenario())
+async def test_a_transcript_after_the_answer(configure: Configure, session: dict[str, Any]) -> None:
+    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+        await transcribed(c, session)
+        item_id = await say(c)
+        await c.response.create()
+        answer = await b.stages.request(0)
+        assert answer.speech is not None
+        await speak(b, answer, ANSWER, CHUNKS)
+        await take(c, "response.done")
+        other = await b.stages.request(1)
+        assert (other.speech, other.priority) == (None, 1000)
+        assert [each.kind for each in other.media] == ["audio"]
+        await speak(b, other, " Hello Ulm. ", [])
+        delta, done = await take(c, f"{KIND}.completed")
+        assert (delta.type, delta.item_id, delta.delta) == (f"{KIND}.delta", item_id, "Hello Ulm.")
+        assert (done.item_id, done.content_index, done.transcript) == (item_id, 0, "Hello Ulm.")
+        assert (done.usage.type, done.usage.output_tokens > 0) == ("tokens", True)
+        await c.conversation.item.retrieve(item_id=item_id)
+        item = (await take(c, "conversation.item.retrieved"))[-1].item
+        assert item.content[0].transcript == "Hello Ulm."
+    await idle(b)
 
 
-def test_an_answer_interrupts_a_transcript_which_is_made_after_it(configure: Configure) -> None:
-    async def scenario() -> None:
+async def test_an_answer_interrupts_a_transcript_which_is_made_after_it(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+        await transcribed(c, GA)
+        await say(c)
+        interrupted = await b.stages.request(0)
+        assert interrupted.speech is None
+        await c.response.create()
+        await b.stages.aborted(interrupted.request_id)
+        answer = await b.stages.request(1)
+        assert answer.speech is not None
+        await speak(b, answer, ANSWER, CHUNKS)
+        assert not of_type(await take(c, "response.done"), f"{KIND}.completed")
+        await speak(b, await b.stages.request(2), "Hello", [])
+        [delta, done] = await take(c, f"{KIND}.completed")
+        assert (delta.delta, done.transcript) == ("Hello", "Hello")
+    await idle(b)
+
+
+async def test_a_transcript_that_fails_and_one_of_a_deleted_item(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+        await transcribed(c, GA)
+        item_id = await say(c)
+        name = (await b.stages.request(0)).request_id
+        await b.stages.fail(name, "thinker", "media_invalid", "no sound")
+        [event] = await take(c, f"{KIND}.failed")
+        assert (event.item_id, event.content_index) == (item_id, 0)
+        assert (event.error.code, event.error.message) == ("media_invalid", "no sound")
+        with mock.patch.object(transcription, "PAUSE_S", 0.5):
+            deleted = await say(c)
+            await c.conversation.item.delete(item_id=deleted)
+            await take(c, "conversation.item.deleted")
+            kept = await say(c)
+        await speak(b, await b.stages.request(1), "", [])
+        failed, done = await take(c, f"{KIND}.completed")
+        assert (failed.type, failed.item_id) == (f"{KIND}.failed", deleted)
+        assert (done.item_id, done.transcript) == (kept, "")
+    await idle(b)
+
+
+async def test_too_many_recordings_that_wait(configure: Configure) -> None:
+    with mock.patch.object(transcription, "MAX_WAITING", 2):
         async with http_bench(configure(http_gateway())) as b, talking(b) as c:
             await transcribed(c, GA)
             await say(c)
-            interrupted = await b.stages.request(0)
-            assert interrupted.speech is None
-            await c.response.create()
-            await b.stages.aborted(interrupted.request_id)
-            answer = await b.stages.request(1)
-            assert answer.speech is not None
-            await speak(b, answer, ANSWER, CHUNKS)
-            assert not of_type(await take(c, "response.done"), f"{KIND}.completed")
-            await speak(b, await b.stages.request(2), "Hello", [])
-            [delta, done] = await take(c, f"{KIND}.completed")
-            assert (delta.delta, done.transcript) == ("Hello", "Hello")
-        await idle(b)
-
-    run(scenario())
-
-
-def test_a_transcript_that_fails_and_one_of_a_deleted_item(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-            await transcribed(c, GA)
-            item_id = await say(c)
-            name = (await b.stages.request(0)).request_id
-            await b.stages.fail(name, "thinker", "media_invalid", "no sound")
+            running = await b.stages.request(0)
+            waiting = [await say(c), await say(c)]
+            # One too many: the oldest of those that wait fails.
+            await say(c)
             [event] = await take(c, f"{KIND}.failed")
-            assert (event.item_id, event.content_index) == (item_id, 0)
-            assert (event.error.code, event.error.message) == ("media_invalid", "no sound")
-            with mock.patch.object(transcription, "PAUSE_S", 0.5):
-                deleted = await say(c)
-                await c.conversation.item.delete(item_id=deleted)
-                await take(c, "conversation.item.deleted")
-                kept = await say(c)
-            await speak(b, await b.stages.request(1), "", [])
-            failed, done = await take(c, f"{KIND}.completed")
-            assert (failed.type, failed.item_id) == (f"{KIND}.failed", deleted)
-            assert (done.item_id, done.transcript) == (kept, "")
-        await idle(b)
-
-    run(scenario())
-
-
-def test_too_many_recordings_that_wait(configure: Configure) -> None:
-    async def scenario() -> None:
-        with mock.patch.object(transcription, "MAX_WAITING", 2):
-            async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-                await transcribed(c, GA)
-                await say(c)
-                running = await b.stages.request(0)
-                waiting = [await say(c), await say(c)]
-                # One too many: the oldest of those that wait fails.
-                await say(c)
-                [event] = await take(c, f"{KIND}.failed")
-                assert (event.item_id, event.error.code) == (waiting[0], "busy")
-                await speak(b, running, "Hello", [])
-                await take(c, f"{KIND}.completed")
-
-    run(scenario())
+            assert (event.item_id, event.error.code) == (waiting[0], "busy")
+            await speak(b, running, "Hello", [])
+            await take(c, f"{KIND}.completed")
 
 
 SESSION: Any = {"type": "transcription", "audio": {"input": {**GA["audio"]["input"], "turn_detection": None}}}
@@ -159,127 +145,112 @@ async def transcribing(b: HttpBench, how: str = "intent") -> AsyncIterator[Async
 
 
 @pytest.mark.parametrize("how", ["intent", "update", "secret"])
-def test_a_session_of_transcription(configure: Configure, how: str) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, transcribing(b, how) as c:
-            item_ids = [await say(c), await say(c)]
-            request = await b.stages.request(0)
-            assert (request.speech, request.priority) == (None, 0)
-            # Each word as soon as it is generated.
-            for seq, word in enumerate(["Hello", " Ulm"]):
-                await b.stages.text(request.request_id, seq, b.encode(word), "stop" if seq else None)
-                [delta] = await take(c, f"{KIND}.delta")
-                assert (delta.item_id, delta.delta) == (item_ids[0], word)
-            [done] = await take(c, f"{KIND}.completed")
-            assert (done.item_id, done.transcript) == (item_ids[0], "Hello Ulm")
-            second = await b.stages.request(1)
-            # A recording is transcribed alone.
-            assert [each.kind for each in second.media] == ["audio"]
-            await speak(b, second, "Bye", [])
-            await take(c, f"{KIND}.completed")
-            assert b.process.gateway.held.total < len(TONE)
-            await c.conversation.item.retrieve(item_id=item_ids[0])
-            item: Any = (await take(c, "conversation.item.retrieved"))[-1].item
-            assert item.content[0].transcript == "Hello Ulm"
-            refused: Any = {"type": "response.create", "event_id": "mine"}
-            for event, code in [
-                (refused, "unsupported"),
-                (
-                    {"type": "input_audio_buffer.commit", "event_id": "last"},
-                    "input_audio_buffer_commit_empty",
-                ),
-            ]:
-                await c.send(event)
-                [error] = await take(c, "error")
-                assert (error.error.code, error.error.event_id) == (code, event["event_id"])
-            await c.input_audio_buffer.clear()
-            await take(c, "input_audio_buffer.cleared")
-
-    run(scenario())
+async def test_a_session_of_transcription(web: HttpBench, how: str) -> None:
+    async with transcribing(web, how) as c:
+        item_ids = [await say(c), await say(c)]
+        request = await web.stages.request(0)
+        assert (request.speech, request.priority) == (None, 0)
+        # Each word as soon as it is generated.
+        for seq, word in enumerate(["Hello", " Ulm"]):
+            await web.stages.text(request.request_id, seq, web.encode(word), "stop" if seq else None)
+            [delta] = await take(c, f"{KIND}.delta")
+            assert (delta.item_id, delta.delta) == (item_ids[0], word)
+        [done] = await take(c, f"{KIND}.completed")
+        assert (done.item_id, done.transcript) == (item_ids[0], "Hello Ulm")
+        second = await web.stages.request(1)
+        # A recording is transcribed alone.
+        assert [each.kind for each in second.media] == ["audio"]
+        await speak(web, second, "Bye", [])
+        await take(c, f"{KIND}.completed")
+        assert web.process.gateway.held.total < len(TONE)
+        await c.conversation.item.retrieve(item_id=item_ids[0])
+        item: Any = (await take(c, "conversation.item.retrieved"))[-1].item
+        assert item.content[0].transcript == "Hello Ulm"
+        refused: Any = {"type": "response.create", "event_id": "mine"}
+        for event, code in [
+            (refused, "unsupported"),
+            (
+                {"type": "input_audio_buffer.commit", "event_id": "last"},
+                "input_audio_buffer_commit_empty",
+            ),
+        ]:
+            await c.send(event)
+            [error] = await take(c, "error")
+            assert (error.error.code, error.error.event_id) == (code, event["event_id"])
+        await c.input_audio_buffer.clear()
+        await take(c, "input_audio_buffer.cleared")
 
 
-def test_more_recordings_than_a_request_may_have_are_all_transcribed(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway(), {"max_audios": 2})
-        async with http_bench(config) as b, transcribing(b) as c:
-            item_ids = [await say(c) for _ in range(4)]
-            for at, item_id in enumerate(item_ids):
-                await speak(b, await b.stages.request(at), "Hello", [])
-                assert (await take(c, f"{KIND}.completed"))[-1].item_id == item_id
-
-    run(scenario())
+async def test_more_recordings_than_a_request_may_have_are_all_transcribed(configure: Configure) -> None:
+    config = configure(http_gateway(), {"max_audios": 2})
+    async with http_bench(config) as b, transcribing(b) as c:
+        item_ids = [await say(c) for _ in range(4)]
+        for at, item_id in enumerate(item_ids):
+            await speak(b, await b.stages.request(at), "Hello", [])
+            assert (await take(c, f"{KIND}.completed"))[-1].item_id == item_id
 
 
-def test_turns_in_a_session_of_transcription(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b, transcribing(b) as c:
-            vad = {"type": "server_vad", "silence_duration_ms": 3000}
-            turns: Any = {"type": "transcription", "audio": {"input": {"turn_detection": vad}}}
-            await c.session.update(session=turns)
-            await take(c, "session.updated")
-            # Three windows of the encoder; what is heard while the user speaks comes when two agree.
-            for at, (heard, sent) in enumerate(
-                [("How arc", ""), ("How are how", "How"), ("How are you too", " are")]
-            ):
-                await append(c, said(SENTENCES[0]))
-                looked = await b.stages.request(at)
-                # Answered once all is there: what comes after an answer may be looked at again.
-                await c.conversation.item.retrieve(item_id="none")
-                before = await take(c, "error")
-                await speak(b, looked, heard, [])
-                if not at:
-                    started = next(e for e in before if e.type == "input_audio_buffer.speech_started")
-                if sent:
-                    delta = (await take(c, f"{KIND}.delta"))[-1]
-                    assert (delta.item_id, delta.delta) == (started.item_id, sent)
-                await until(lambda: not b.process.gateway._active, "the end of the look")
-            await append(c, bytes(240_000))
-            events = await take(c, "conversation.item.done")
-            assert [event.type for event in events[:2]] == [
-                "input_audio_buffer.speech_stopped",
-                "input_audio_buffer.committed",
-            ]
-            # The look that the end of the turn cut short.
-            await b.stages.aborted((await b.stages.request(3)).request_id)
-            await speak(b, await b.stages.request(4), "How are you today", [])
-            delta, done = await take(c, f"{KIND}.completed")
-            assert (delta.item_id, delta.delta) == (started.item_id, " you today")
-            assert (done.item_id, done.transcript) == (started.item_id, "How are you today")
-            # What is kept of the silence is no recording.
-            await c.input_audio_buffer.commit()
-            assert (await take(c, "error"))[-1].error.code == "input_audio_buffer_commit_empty"
-            assert len(b.stages.requests) == 5
-        await idle(b)
-
-    run(scenario())
+async def test_turns_in_a_session_of_transcription(configure: Configure) -> None:
+    async with bench_of(configure) as b, transcribing(b) as c:
+        vad = {"type": "server_vad", "silence_duration_ms": 3000}
+        turns: Any = {"type": "transcription", "audio": {"input": {"turn_detection": vad}}}
+        await c.session.update(session=turns)
+        await take(c, "session.updated")
+        # Three windows of the encoder; what is heard while the user speaks comes when two agree.
+        for at, (heard, sent) in enumerate(
+            [("How arc", ""), ("How are how", "How"), ("How are you too", " are")]
+        ):
+            await append(c, said(SENTENCES[0]))
+            looked = await b.stages.request(at)
+            # Answered once all is there: what comes after an answer may be looked at again.
+            await c.conversation.item.retrieve(item_id="none")
+            before = await take(c, "error")
+            await speak(b, looked, heard, [])
+            if not at:
+                started = next(e for e in before if e.type == "input_audio_buffer.speech_started")
+            if sent:
+                delta = (await take(c, f"{KIND}.delta"))[-1]
+                assert (delta.item_id, delta.delta) == (started.item_id, sent)
+            await until(lambda: not b.process.gateway._active, "the end of the look")
+        await append(c, bytes(240_000))
+        events = await take(c, "conversation.item.done")
+        assert [event.type for event in events[:2]] == [
+            "input_audio_buffer.speech_stopped",
+            "input_audio_buffer.committed",
+        ]
+        # The look that the end of the turn cut short.
+        await b.stages.aborted((await b.stages.request(3)).request_id)
+        await speak(b, await b.stages.request(4), "How are you today", [])
+        delta, done = await take(c, f"{KIND}.completed")
+        assert (delta.item_id, delta.delta) == (started.item_id, " you today")
+        assert (done.item_id, done.transcript) == (started.item_id, "How are you today")
+        # What is kept of the silence is no recording.
+        await c.input_audio_buffer.commit()
+        assert (await take(c, "error"))[-1].error.code == "input_audio_buffer_commit_empty"
+        assert len(b.stages.requests) == 5
+    await idle(b)
 
 
-def test_a_second_of_speech_is_looked_at_before_a_window_is_complete(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b, transcribing(b) as c:
-            turns: Any = {
-                "type": "transcription",
-                "audio": {"input": {"turn_detection": {"type": "server_vad"}}},
-            }
-            await c.session.update(session=turns)
-            await take(c, "session.updated")
-            await append(c, said(SENTENCES[0])[: 2 * LOOK_BYTES])
-            assert [each.kind for each in (await b.stages.request(0)).media] == ["audio"]
-
-    run(scenario())
+async def test_a_second_of_speech_is_looked_at_before_a_window_is_complete(configure: Configure) -> None:
+    async with bench_of(configure) as b, transcribing(b) as c:
+        turns: Any = {
+            "type": "transcription",
+            "audio": {"input": {"turn_detection": {"type": "server_vad"}}},
+        }
+        await c.session.update(session=turns)
+        await take(c, "session.updated")
+        await append(c, said(SENTENCES[0])[: 2 * LOOK_BYTES])
+        assert [each.kind for each in (await b.stages.request(0)).media] == ["audio"]
 
 
-def test_what_the_thinker_computes_while_a_client_that_commits_speaks(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench_of(configure) as b, transcribing(b) as c:
-            await append(c, VOICE[:120_000])
-            begun = await b.stages.prefill(0)
-            assert begun.early == "recording"
-            await c.input_audio_buffer.commit()
-            request = await b.stages.request(0)
-            assert request.prompt_token_ids[: len(begun.prompt_token_ids)] == begun.prompt_token_ids
-
-    run(scenario())
+async def test_what_the_thinker_computes_while_a_client_that_commits_speaks(configure: Configure) -> None:
+    async with bench_of(configure) as b, transcribing(b) as c:
+        await append(c, VOICE[:120_000])
+        begun = await b.stages.prefill(0)
+        assert begun.early == "recording"
+        await c.input_audio_buffer.commit()
+        request = await b.stages.request(0)
+        assert request.prompt_token_ids[: len(begun.prompt_token_ids)] == begun.prompt_token_ids
 
 
 async def append(c: AsyncRealtimeConnection, data: bytes) -> None:
@@ -304,36 +275,29 @@ def test_models_whose_clients_commit(values: dict[str, Any], detected: bool) -> 
     assert (settings.turns is not None) == detected
 
 
-def test_a_closed_session_cancels_its_transcript(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            async with talking(b) as c:
-                await transcribed(c, GA)
-                await say(c)
-                name = (await b.stages.request(0)).request_id
-            await b.stages.aborted(name)
-            await idle(b)
-
-    run(scenario())
+async def test_a_closed_session_cancels_its_transcript(web: HttpBench) -> None:
+    async with talking(web) as c:
+        await transcribed(c, GA)
+        await say(c)
+        name = (await web.stages.request(0)).request_id
+    await web.stages.aborted(name)
+    await idle(web)
 
 
-def test_no_transcripts_unless_wanted(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-            await transcribed(c, GA)
-            event: Any = {"type": "session.update", "session": {"input_audio_transcription": None}}
-            await c.send(event)
-            updated: Any = (await take(c, "session.updated"))[-1]
-            assert updated.session.audio.input.transcription is None
-            with mock.patch.object(transcription, "PAUSE_S", 0.0):
-                await say(c)
-                await c.response.create()
-                await speak(b, await b.stages.request(0), ANSWER, CHUNKS)
-                await take(c, "response.done")
-            assert len(b.stages.requests) == 1
-        await idle(b)
-
-    run(scenario())
+async def test_no_transcripts_unless_wanted(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
+        await transcribed(c, GA)
+        event: Any = {"type": "session.update", "session": {"input_audio_transcription": None}}
+        await c.send(event)
+        updated: Any = (await take(c, "session.updated"))[-1]
+        assert updated.session.audio.input.transcription is None
+        with mock.patch.object(transcription, "PAUSE_S", 0.0):
+            await say(c)
+            await c.response.create()
+            await speak(b, await b.stages.request(0), ANSWER, CHUNKS)
+            await take(c, "response.done")
+        assert len(b.stages.requests) == 1
+    await idle(b)
 
 
 @pytest.mark.parametrize(

@@ -2,18 +2,15 @@
 
 import asyncio
 import logging
-from collections.abc import Callable
 from contextlib import closing, suppress
 
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 
-from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure, run
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 
-Configure = Callable[..., Config]
 MARK = "xyzzy"
 NOT_HTTP = [
     (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n bad xyzzy\x00: 1\r\n\r\n", "illegal header line"),
@@ -39,10 +36,10 @@ def refusals(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "problem"), NOT_HTTP, ids=lambda value: str(value)[:20])
-def test_of_what_is_not_http(
+async def test_of_what_is_not_http(
     configure: Configure, caplog: pytest.LogCaptureFixture, words: bytes, problem: str
 ) -> None:
-    async def scenario() -> None:
+    with caplog.at_level(logging.INFO, "shared.http"), caplog.at_level(logging.INFO, "gateway.http"):
         async with http_bench(configure(http_gateway())) as b:
             reader, writer = await asyncio.open_connection(*b.address)
             with closing(writer):
@@ -50,28 +47,22 @@ def test_of_what_is_not_http(
                 answer = await reader.read()
             assert answer.startswith(b"HTTP/1.1 400")
             assert b"bytearray" not in answer
-
-    with caplog.at_level(logging.INFO, "shared.http"), caplog.at_level(logging.INFO, "gateway.http"):
-        run(scenario())
     (line,) = refusals(caplog)
     assert line.startswith("400 ")
     assert problem in line
 
 
-def test_of_connections_over_the_limit(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
+async def test_of_connections_over_the_limit(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "shared.http"):
         async with http_bench(configure(http_gateway(), max_connections=1)) as b:
             _, first = await asyncio.open_connection(*b.address)
             reader, writer = await asyncio.open_connection(*b.address)
             with closing(first), closing(writer), suppress(ConnectionResetError):
                 assert await reader.read() == b""
-
-    with caplog.at_level(logging.INFO, "shared.http"):
-        run(scenario())
     assert refusals(caplog) == ["connection refused: no place for another one of its address"]
 
 
-def test_of_websockets(
+async def test_of_websockets(
     configure: Configure, keys: str, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 0)
@@ -80,7 +71,7 @@ def test_of_websockets(
         with pytest.raises(InvalidStatus):
             await connect(url, additional_headers=headers)
 
-    async def scenario() -> None:
+    with caplog.at_level(logging.INFO, "gateway.http"):
         async with http_bench(configure(http_gateway())) as b:
             url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
             await refused(url, Origin=f"https://{MARK}.example")
@@ -88,9 +79,6 @@ def test_of_websockets(
         async with http_bench(configure(http_gateway(api_keys=keys))) as b:
             url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
             await refused(url, Authorization=f"Bearer {MARK}")
-
-    with caplog.at_level(logging.INFO, "gateway.http"):
-        run(scenario())
     lines = [line.rsplit(" ", 3)[0] for line in refusals(caplog)]
     assert lines == ["GET 'another path' 403", "GET '/v1/realtime' 429", "GET 'another path' 401"]
 
@@ -123,10 +111,12 @@ def test_one_id_is_in_the_answer_and_in_the_log(
         assert any(getattr(line, "request_id", None) == each for line in caplog.records), each
 
 
-def test_what_fails_by_the_stack_is_a_warning(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
+async def test_what_fails_by_the_stack_is_a_warning(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
     names: list[str] = []
 
-    async def scenario() -> None:
+    with caplog.at_level(logging.INFO, "gateway"):
         async with http_bench(configure(http_gateway() | {"resume_attempts": 0})) as b:
             sent = asyncio.create_task(b.post())
             think = await b.stages.request(0)
@@ -134,23 +124,17 @@ def test_what_fails_by_the_stack_is_a_warning(configure: Configure, caplog: pyte
             failed = await sent
             assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
             names.append(think.request_id)
-
-    with caplog.at_level(logging.INFO, "gateway"):
-        run(scenario())
     levels = {line.name: line.levelno for line in caplog.records if getattr(line, "request_id", "") in names}
     assert levels == {"gateway.manager": logging.WARNING, "gateway.http.guards.guard": logging.WARNING}
 
 
-def test_the_log_names_the_route_and_not_what_stands_in_it(
+async def test_the_log_names_the_route_and_not_what_stands_in_it(
     configure: Configure, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
+    with caplog.at_level(logging.INFO, "gateway.http"):
         async with http_bench(configure(http_gateway())) as b:
             await b.http.post(f"/v1/realtime/calls/rtc_{MARK}/hangup")
             await b.http.get(f"/v1/requests/{MARK}")
-
-    with caplog.at_level(logging.INFO, "gateway.http"):
-        run(scenario())
     lines = refusals(caplog)
     assert [line.split("'")[1] for line in lines] == [
         "/v1/realtime/calls/{call_id}/hangup",

@@ -1,7 +1,6 @@
 """/v1/responses: OpenAI's client, and its items as messages of a chat."""
 
 import json
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -15,14 +14,10 @@ from gateway.http.openai.strings import parse
 from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart
 from omnirelay.errors import InvalidRequestError
 from omnirelay.protocol import GenerateRequest
-from shared.config import Config
-from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import MODEL, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, speaking
 from tests.gateway.test_http_fields import JSON_VALUES
 
-ITEMS = ["message", "function_call", "function_call_output"]
-Configure = Callable[..., Config]
 ANSWER = "How are you? 😀"
 FLAT: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
@@ -33,133 +28,114 @@ def read(**fields: Any) -> GenerateRequest:
     return read_response(parse(body, 10**6), 100, lambda _: None)[1]
 
 
-def test_a_response(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
-            response: Any = await b.ai.responses.create(
-                model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=9, store=False
-            )
-            assert (response.output_text, response.status, response.error) == (ANSWER, "completed", None)
-            request = b.stages.requests[0]
-            assert (request.sampling.max_tokens, request.speech) == (9, None)
-            assert response.usage is not None
-            assert response.usage.output_tokens == len(b.encode(ANSWER))
-            assert response.id == f"resp_{request.request_id}"
-            stream: Any = await b.ai.responses.create(model=MODEL, input="Hi", stream=True)
-            events: list[Any] = [event async for event in stream]
-            assert [event.sequence_number for event in events] == list(range(len(events)))
-            kinds = [event.type.removeprefix("response.") for event in events]
-            assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
-            last = ["output_text.done", "content_part.done", "output_item.done", "completed"]
-            assert kinds[-4:] == last
-            assert set(kinds[4:-4]) == {"output_text.delta"}
-            assert "".join(event.delta for event in events[4:-4]) == ANSWER
-            assert events[-1].response.output_text == ANSWER
-
-    run(scenario())
+async def test_a_response(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, []):
+        response: Any = await web.ai.responses.create(
+            model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=9, store=False
+        )
+        assert (response.output_text, response.status, response.error) == (ANSWER, "completed", None)
+        request = web.stages.requests[0]
+        assert (request.sampling.max_tokens, request.speech) == (9, None)
+        assert response.usage is not None
+        assert response.usage.output_tokens == len(web.encode(ANSWER))
+        assert response.id == f"resp_{request.request_id}"
+        stream: Any = await web.ai.responses.create(model=MODEL, input="Hi", stream=True)
+        events: list[Any] = [event async for event in stream]
+        assert [event.sequence_number for event in events] == list(range(len(events)))
+        kinds = [event.type.removeprefix("response.") for event in events]
+        assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+        last = ["output_text.done", "content_part.done", "output_item.done", "completed"]
+        assert kinds[-4:] == last
+        assert set(kinds[4:-4]) == {"output_text.delta"}
+        assert "".join(event.delta for event in events[4:-4]) == ANSWER
+        assert events[-1].response.output_text == ANSWER
 
 
-def test_a_response_continues_an_earlier_one(configure: Configure) -> None:
+async def test_a_response_continues_an_earlier_one(web: HttpBench) -> None:
     """The prompt is the same as with the whole conversation, but for the instructions of before."""
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
-            first: Any = await b.ai.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
-            second: Any = await b.ai.responses.create(
-                model=MODEL, input="And you?", previous_response_id=first.id, stream=True
-            )
-            last = [event async for event in second][-1].response
-            await b.ai.responses.create(
-                model=MODEL, input="Why?", previous_response_id=last.id, instructions="Be brief."
-            )
-            said: Any = {"role": "assistant", "content": ANSWER}
-            messages: Any = [
-                {"role": "system", "content": "Be brief."},
-                {"role": "user", "content": "Hi"},
-                said,
-                {"role": "user", "content": "And you?"},
-                said,
-                {"role": "user", "content": "Why?"},
-            ]
-            await b.ai.chat.completions.create(model=MODEL, messages=messages)
-            assert b.stages.requests[2].prompt_token_ids == b.stages.requests[3].prompt_token_ids
-
-    run(scenario())
+    async with speaking(web, ANSWER, []):
+        first: Any = await web.ai.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
+        second: Any = await web.ai.responses.create(
+            model=MODEL, input="And you?", previous_response_id=first.id, stream=True
+        )
+        last = [event async for event in second][-1].response
+        await web.ai.responses.create(
+            model=MODEL, input="Why?", previous_response_id=last.id, instructions="Be brief."
+        )
+        said: Any = {"role": "assistant", "content": ANSWER}
+        messages: Any = [
+            {"role": "system", "content": "Be brief."},
+            {"role": "user", "content": "Hi"},
+            said,
+            {"role": "user", "content": "And you?"},
+            said,
+            {"role": "user", "content": "Why?"},
+        ]
+        await web.ai.chat.completions.create(model=MODEL, messages=messages)
+        assert web.stages.requests[2].prompt_token_ids == web.stages.requests[3].prompt_token_ids
 
 
-def test_what_was_not_to_be_kept_cannot_be_continued(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
-            unkept: Any = await b.ai.responses.create(model=MODEL, input="Hi", store=False)
-            for name in (unkept.id, "resp_1"):
-                with pytest.raises(openai.BadRequestError) as raised:
-                    await b.ai.responses.create(model=MODEL, input="Hi", previous_response_id=name)
-                assert raised.value.code == "previous_response_not_found"
-                assert raised.value.param == "previous_response_id"
-
-    run(scenario())
+async def test_what_was_not_to_be_kept_cannot_be_continued(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, []):
+        unkept: Any = await web.ai.responses.create(model=MODEL, input="Hi", store=False)
+        for name in (unkept.id, "resp_1"):
+            with pytest.raises(openai.BadRequestError) as raised:
+                await web.ai.responses.create(model=MODEL, input="Hi", previous_response_id=name)
+            assert raised.value.code == "previous_response_not_found"
+            assert raised.value.param == "previous_response_id"
 
 
-def test_responses_over_a_websocket(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, []):
-            async with b.ai.responses.connect() as socket:
-                create: Any = socket.response.create
-                await create(model=MODEL, input="Hi", generate=False)
-                warm = await until_completed(socket)
-                assert (warm.output, b.stages.requests) == ([], [])
-                await create(model=MODEL, input="Who are you?", previous_response_id=warm.id, store=False)
-                first = await until_completed(socket)
-                assert first.output_text == ANSWER
-                await create(model=MODEL, input="Why?", previous_response_id=first.id)
-                await create(model=MODEL, input="Why?", previous_response_id="resp_1")
-                assert (await until_completed(socket)).output_text == ANSWER
-                error: Any = await socket.recv()
-                assert (error.type, error.code) == ("error", "previous_response_not_found")
-                assert (error.status, error.error.param) == (400, "previous_response_id")
-                await socket.send_raw('{"type": "session.update"}')
-                assert (await socket.recv()).type == "error"
-            users = [{"role": "user", "content": text} for text in ("Hi", "Who are you?", "Why?")]
-            said = {"role": "assistant", "content": ANSWER}
-            whole: Any = [users[0], users[1], said, users[2]]
-            await b.ai.chat.completions.create(model=MODEL, messages=whole)
-            assert b.stages.requests[1].prompt_token_ids == b.stages.requests[2].prompt_token_ids
-
-    run(scenario())
-
-
-def test_a_response_over_a_websocket_is_cancelled(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, b.ai.responses.connect() as socket:
+async def test_responses_over_a_websocket(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, []):
+        async with web.ai.responses.connect() as socket:
             create: Any = socket.response.create
-            await create(model=MODEL, input="Hi")
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("How"))
-            created: Any = await socket.recv()
-            for name in ("resp_other", created.response.id):
-                await socket.send_raw(json.dumps({"type": "response.cancel", "response_id": name}))
-            while (event := await socket.recv()).type != "response.incomplete":
-                assert event.type.startswith("response."), event
-            assert event.response.status == "cancelled"
-            await b.stages.aborted(request.request_id)
-            # The connection goes on.
-            b.stages.serve(b.encode("Hello"))
-            await create(model=MODEL, input="Hi")
-            assert (await until_completed(socket)).output_text == "Hello"
+            await create(model=MODEL, input="Hi", generate=False)
+            warm = await until_completed(socket)
+            assert (warm.output, web.stages.requests) == ([], [])
+            await create(model=MODEL, input="Who are you?", previous_response_id=warm.id, store=False)
+            first = await until_completed(socket)
+            assert first.output_text == ANSWER
+            await create(model=MODEL, input="Why?", previous_response_id=first.id)
+            await create(model=MODEL, input="Why?", previous_response_id="resp_1")
+            assert (await until_completed(socket)).output_text == ANSWER
+            error: Any = await socket.recv()
+            assert (error.type, error.code) == ("error", "previous_response_not_found")
+            assert (error.status, error.error.param) == (400, "previous_response_id")
+            await socket.send_raw('{"type": "session.update"}')
+            assert (await socket.recv()).type == "error"
+        users = [{"role": "user", "content": text} for text in ("Hi", "Who are you?", "Why?")]
+        said = {"role": "assistant", "content": ANSWER}
+        whole: Any = [users[0], users[1], said, users[2]]
+        await web.ai.chat.completions.create(model=MODEL, messages=whole)
+        assert web.stages.requests[1].prompt_token_ids == web.stages.requests[2].prompt_token_ids
 
-    run(scenario())
+
+async def test_a_response_over_a_websocket_is_cancelled(web: HttpBench) -> None:
+    async with web.ai.responses.connect() as socket:
+        create: Any = socket.response.create
+        await create(model=MODEL, input="Hi")
+        request = await web.stages.request(0)
+        await web.stages.text(request.request_id, 0, web.encode("How"))
+        created: Any = await socket.recv()
+        for name in ("resp_other", created.response.id):
+            await socket.send_raw(json.dumps({"type": "response.cancel", "response_id": name}))
+        while (event := await socket.recv()).type != "response.incomplete":
+            assert event.type.startswith("response."), event
+        assert event.response.status == "cancelled"
+        await web.stages.aborted(request.request_id)
+        # The connection goes on.
+        web.stages.serve(web.encode("Hello"))
+        await create(model=MODEL, input="Hi")
+        assert (await until_completed(socket)).output_text == "Hello"
 
 
-def test_a_client_that_leaves_a_websocket_cancels_its_response(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            async with b.ai.responses.connect() as socket:
-                create: Any = socket.response.create
-                await create(model=MODEL, input="Hi")
-                request = await b.stages.request(0)
-            await b.stages.aborted(request.request_id)
-
-    run(scenario())
+async def test_a_client_that_leaves_a_websocket_cancels_its_response(web: HttpBench) -> None:
+    async with web.ai.responses.connect() as socket:
+        create: Any = socket.response.create
+        await create(model=MODEL, input="Hi")
+        request = await web.stages.request(0)
+    await web.stages.aborted(request.request_id)
 
 
 async def until_completed(socket: Any) -> Any:
@@ -168,27 +144,24 @@ async def until_completed(socket: Any) -> Any:
     return event.response
 
 
-def test_an_agents_calls(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, f"Wait.\n{WEATHER}", []):
-            b.stages.max_positions = 4096
-            await until(lambda: b.process.gateway.registry.max_positions("thinker") == 4096)
-            first: Any = await b.ai.responses.create(model=MODEL, input="Rain?", tools=[FLAT])
-            said, call = first.output
-            assert (said.type, call.type) == ("message", "function_call")
-            assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Ulm"})
-            stream: Any = await b.ai.responses.create(model=MODEL, input="Rain?", tools=[FLAT], stream=True)
-            done = [event async for event in stream if event.type == "response.output_item.done"]
-            assert [event.item.type for event in done] == ["message", "function_call"]
-            items: Any = [
-                {"role": "user", "content": "Rain?"},
-                *(item.model_dump(exclude_none=True) for item in first.output),
-                {"type": "function_call_output", "call_id": call.call_id, "output": "No."},
-            ]
-            again = await b.ai.responses.create(model=MODEL, input=items, tools=[FLAT])
-            assert again.status == "completed"
-
-    run(scenario())
+async def test_an_agents_calls(web: HttpBench) -> None:
+    async with speaking(web, f"Wait.\n{WEATHER}", []):
+        web.stages.max_positions = 4096
+        await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
+        first: Any = await web.ai.responses.create(model=MODEL, input="Rain?", tools=[FLAT])
+        said, call = first.output
+        assert (said.type, call.type) == ("message", "function_call")
+        assert (call.name, json.loads(call.arguments)) == ("weather", {"city": "Ulm"})
+        stream: Any = await web.ai.responses.create(model=MODEL, input="Rain?", tools=[FLAT], stream=True)
+        done = [event async for event in stream if event.type == "response.output_item.done"]
+        assert [event.item.type for event in done] == ["message", "function_call"]
+        items: Any = [
+            {"role": "user", "content": "Rain?"},
+            *(item.model_dump(exclude_none=True) for item in first.output),
+            {"type": "function_call_output", "call_id": call.call_id, "output": "No."},
+        ]
+        again = await web.ai.responses.create(model=MODEL, input=items, tools=[FLAT])
+        assert again.status == "completed"
 
 
 def test_items_are_messages() -> None:

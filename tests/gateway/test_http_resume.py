@@ -8,13 +8,10 @@ from typing import Any
 
 import pytest
 
-from shared.config import Config
-from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
+from tests.gateway.http_bench import HI, MODEL, HttpBench
 from tests.gateway.scripted import CHUNKS, CODES, TEXT, Script
 
-Configure = Callable[..., Config]
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
 ASKED = {"model": MODEL, "messages": HI, "stream": True, "resumable": True, **SPOKEN}
 
@@ -61,49 +58,41 @@ class Reader:
 
 
 @pytest.mark.parametrize("chunks", [0, 2, 5])
-def test_a_spoken_answer_goes_on(configure: Configure, chunks: int) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            whole, parted, script = Reader(), Reader(), Script(b)
-            reading = asyncio.create_task(whole.read(b))
-            await script.play(await b.stages.request(0))
-            await reading
-            assert whole.text == TEXT
-            assert len(whole.pcm) == len(CHUNKS)
+async def test_a_spoken_answer_goes_on(web: HttpBench, chunks: int) -> None:
+    whole, parted, script = Reader(), Reader(), Script(web)
+    reading = asyncio.create_task(whole.read(web))
+    await script.play(await web.stages.request(0))
+    await reading
+    assert whole.text == TEXT
+    assert len(whole.pcm) == len(CHUNKS)
 
-            reading = asyncio.create_task(
-                parted.read(b, lambda: len(parted.pcm) == chunks and len(parted.text) > 9)
-            )
-            request = await b.stages.request(1)
-            await script.play(request, text=0.6, codes=chunks / 5, chunks=chunks / 5)
-            await reading
-            await b.stages.aborted(request.request_id)
-            assert not parted.ended
-            assert parted.held["request_id"] == request.request_id
-            assert parted.held["seed"] == request.seed
-            reading = asyncio.create_task(parted.read(b))
-            again = await b.stages.request(2)
-            assert again.seed == request.seed
-            await script.play(again)
-            await reading
-            assert parted.ended
-            assert (parted.text, b"".join(parted.pcm)) == (whole.text, b"".join(whole.pcm))
-            assert parted.held["text_token_ids"] == script.text
-            assert parted.held["codec_token_ids"] == CODES
-            assert parted.held["text_finish_reason"] == parted.held["codec_finish_reason"] == "stop"
-            assert parted.held["chunk_samples"] == [len(chunk) // 4 for chunk in CHUNKS]
-
-    run(scenario())
+    reading = asyncio.create_task(
+        parted.read(web, lambda: len(parted.pcm) == chunks and len(parted.text) > 9)
+    )
+    request = await web.stages.request(1)
+    await script.play(request, text=0.6, codes=chunks / 5, chunks=chunks / 5)
+    await reading
+    await web.stages.aborted(request.request_id)
+    assert not parted.ended
+    assert parted.held["request_id"] == request.request_id
+    assert parted.held["seed"] == request.seed
+    reading = asyncio.create_task(parted.read(web))
+    again = await web.stages.request(2)
+    assert again.seed == request.seed
+    await script.play(again)
+    await reading
+    assert parted.ended
+    assert (parted.text, b"".join(parted.pcm)) == (whole.text, b"".join(whole.pcm))
+    assert parted.held["text_token_ids"] == script.text
+    assert parted.held["codec_token_ids"] == CODES
+    assert parted.held["text_finish_reason"] == parted.held["codec_finish_reason"] == "stop"
+    assert parted.held["chunk_samples"] == [len(chunk) // 4 for chunk in CHUNKS]
 
 
-def test_others_get_the_chunks_of_before(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            asked = asyncio.create_task(b.post(stream=True, **SPOKEN))
-            await Script(b).play(await b.stages.request(0))
-            assert '"resume"' not in (await asked).text
-
-    run(scenario())
+async def test_others_get_the_chunks_of_before(web: HttpBench) -> None:
+    asked = asyncio.create_task(web.post(stream=True, **SPOKEN))
+    await Script(web).play(await web.stages.request(0))
+    assert '"resume"' not in (await asked).text
 
 
 @pytest.mark.parametrize(
@@ -126,31 +115,23 @@ def test_others_get_the_chunks_of_before(configure: Configure) -> None:
         ),
     ],
 )
-def test_what_cannot_go_on_is_refused(
-    configure: Configure, changes: dict[str, Any], param: str, code: str
+async def test_what_cannot_go_on_is_refused(
+    web: HttpBench, changes: dict[str, Any], param: str, code: str
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            response = await b.http.post("/v1/chat/completions", json=ASKED | changes)
-            error = response.json()["error"]
-            assert response.status_code == 400
-            assert error["code"] == code
-            assert error["param"].partition(".")[0] == param
-            assert b.stages.requests == []
-            await until(lambda: not b.process.gateway._active)
-
-    run(scenario())
+    response = await web.http.post("/v1/chat/completions", json=ASKED | changes)
+    error = response.json()["error"]
+    assert response.status_code == 400
+    assert error["code"] == code
+    assert error["param"].partition(".")[0] == param
+    assert web.stages.requests == []
+    await until(lambda: not web.process.gateway._active)
 
 
-def test_each_token_of_a_text_is_told_once(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            body = {"model": MODEL, "messages": HI, "stream": True, "resumable": True}
-            asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=body))
-            script = Script(b)
-            await script.play(await b.stages.request(0))
-            lines = [line[6:] for line in (await asked).text.splitlines() if line.startswith("data: {")]
-            told = [json.loads(line).get("resume", {}) for line in lines]
-            assert [token for each in told for token in each.get("text_token_ids", [])] == script.text
-
-    run(scenario())
+async def test_each_token_of_a_text_is_told_once(web: HttpBench) -> None:
+    body = {"model": MODEL, "messages": HI, "stream": True, "resumable": True}
+    asked = asyncio.create_task(web.http.post("/v1/chat/completions", json=body))
+    script = Script(web)
+    await script.play(await web.stages.request(0))
+    lines = [line[6:] for line in (await asked).text.splitlines() if line.startswith("data: {")]
+    told = [json.loads(line).get("resume", {}) for line in lines]
+    assert [token for each in told for token in each.get("text_token_ids", [])] == script.text

@@ -1,6 +1,5 @@
 """Earlier spoken answers, named by the id of their audio."""
 
-from collections.abc import Callable
 from typing import Any
 
 import openai
@@ -8,11 +7,8 @@ import pytest
 
 from gateway.http.openai.chat import MAX_SPOKEN_BYTES as MOST_BYTES
 from gateway.http.openai.kept_answers import ENTRY_BYTES, KEPT_S, KeptAnswers
-from shared.config import Config
-from tests.gateway.bench import run
-from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, melody, speaking
+from tests.gateway.http_bench import HttpBench, cut, melody, speaking
 
-Configure = Callable[..., Config]
 ANSWER = "How are you? 😀"
 CHUNKS = cut(melody(0.3), [4800])
 HI: Any = {"role": "user", "content": "Hi"}
@@ -52,31 +48,25 @@ async def streamed(b: HttpBench) -> str:
     return str(name)
 
 
-def test_an_answer_is_what_the_assistant_said(configure: Configure) -> None:
+async def test_an_answer_is_what_the_assistant_said(web: HttpBench) -> None:
     """The prompt is the same as with the answer's text."""
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            for name in ((await whole(b))[0], await streamed(b)):
-                said: Any = {"role": "assistant", "content": ANSWER}
-                for earlier in (spoken(name), said):
-                    await b.ai.chat.completions.create(messages=[HI, earlier, HI], **SPOKEN)
-                named, written = b.stages.requests[-2:]
-                assert named.prompt_token_ids == written.prompt_token_ids
-
-    run(scenario())
+    async with speaking(web, ANSWER, CHUNKS):
+        for name in ((await whole(web))[0], await streamed(web)):
+            said: Any = {"role": "assistant", "content": ANSWER}
+            for earlier in (spoken(name), said):
+                await web.ai.chat.completions.create(messages=[HI, earlier, HI], **SPOKEN)
+            named, written = web.stages.requests[-2:]
+            assert named.prompt_token_ids == written.prompt_token_ids
 
 
-def test_an_answer_that_is_not_kept_is_named(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-            for name in ("audio_1", "x" * 100_000):
-                with pytest.raises(openai.BadRequestError) as caught:
-                    await b.ai.chat.completions.create(messages=[HI, spoken(name), HI], **SPOKEN)
-                assert caught.value.param == "messages[1].audio"
-                assert "send its transcript" in str(caught.value)
-
-    run(scenario())
+async def test_an_answer_that_is_not_kept_is_named(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS):
+        for name in ("audio_1", "x" * 100_000):
+            with pytest.raises(openai.BadRequestError) as caught:
+                await web.ai.chat.completions.create(messages=[HI, spoken(name), HI], **SPOKEN)
+            assert caught.value.param == "messages[1].audio"
+            assert "send its transcript" in str(caught.value)
 
 
 def test_an_answer_is_kept_for_its_client_and_its_time() -> None:

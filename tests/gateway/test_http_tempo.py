@@ -14,7 +14,6 @@ from gateway.http.encoding.tempo import Tempo, require_speed
 from omnirelay.errors import UnsupportedError
 from shared.config import Config
 from shared.messages import SAMPLE_RATE
-from tests.gateway.bench import run
 from tests.gateway.http_bench import MODEL, cut, from_base64, http_bench, http_gateway, melody, speaking
 
 HERTZ = 440
@@ -63,17 +62,14 @@ def test_speed_is_refused_where_its_library_is_missing(monkeypatch: pytest.Monke
 
 
 @pytest.mark.parametrize("stream_format", ["audio", "sse"])
-def test_text_to_speech_at_another_speed(configure: Callable[..., Config], stream_format: str) -> None:
-    async def scenario() -> None:
-        said = melody(1.2)
-        async with http_bench(configure(http_gateway())) as b, speaking(b, "Hi", cut(said, [5760, 11520])):
-            asked = {"model": MODEL, "input": "Hi", "response_format": "pcm", "speed": 1.5}
-            got = await b.http.post("/v1/audio/speech", json={**asked, "stream_format": stream_format})
-            assert got.status_code == 200
-            data = got.content
-            if stream_format == "sse":
-                events = [line[6:] for line in got.text.splitlines() if line.startswith("data: {")]
-                data = from_base64(json.loads(each).get("audio", "") for each in events)
-            assert len(data) == 2 * round(said.size / 1.5)
-
-    run(scenario())
+async def test_text_to_speech_at_another_speed(configure: Callable[..., Config], stream_format: str) -> None:
+    said = melody(1.2)
+    async with http_bench(configure(http_gateway())) as b, speaking(b, "Hi", cut(said, [5760, 11520])):
+        asked = {"model": MODEL, "input": "Hi", "response_format": "pcm", "speed": 1.5}
+        got = await b.http.post("/v1/audio/speech", json={**asked, "stream_format": stream_format})
+        assert got.status_code == 200
+        data = got.content
+        if stream_format == "sse":
+            events = [line[6:] for line in got.text.splitlines() if line.startswith("data: {")]
+            data = from_base64(json.loads(each).get("audio", "") for each in events)
+        assert len(data) == 2 * round(said.size / 1.5)

@@ -1,7 +1,6 @@
 """Tools: what the model is told, and what becomes of its calls."""
 
 import json
-from collections.abc import Callable
 from copy import deepcopy
 from typing import Any
 
@@ -13,13 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.http.openai.tools import Call, CallParser
 from omnirelay.content import ChatMessage, TextPart
-from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway, speaking
 from tests.gateway.test_http_fields import CALL, TOOL, read
 
-Configure = Callable[..., Config]
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 ULM = Call("weather", '{"city":"Ulm"}')
 
@@ -36,6 +33,16 @@ def parsed(text: str, size: int = 1, **how: Any) -> list[str | Call]:
             joined.append(each)
     assert parser.calls == sum(isinstance(each, Call) for each in joined)
     return joined
+
+
+def test_calls_are_found_wherever_an_answer_is_cut() -> None:
+    text = f"See: {WEATHER} and {WEATHER}"
+    for first in range(len(text)):
+        for second in range(first, min(first + 90, len(text))):
+            parser = CallParser(frozenset({"weather"}))
+            found = [*parser.push(text[:first]), *parser.push(text[first:second])]
+            found += parser.push(text[second:], last=True)
+            assert [each for each in found if isinstance(each, Call)] == [ULM, ULM]
 
 
 @pytest.mark.parametrize(
@@ -144,36 +151,33 @@ def test_a_call_or_an_object() -> None:
     assert unused == read(response_format=form)
 
 
-def test_openais_client_gets_calls(configure: Configure) -> None:
-    async def scenario() -> None:
-        answer = f"Let me see.\n{WEATHER}"
-        async with http_bench(configure(http_gateway())) as b, speaking(b, answer, []):
-            b.stages.max_positions = 4096
-            await until(lambda: b.process.gateway.registry.max_positions("thinker") == 4096)
-            fields: Any = {"model": MODEL, "messages": HI, "tools": [TOOL]}
-            whole: Any = (await b.ai.chat.completions.create(**fields)).choices[0]
-            assert (whole.finish_reason, whole.message.content) == ("tool_calls", "Let me see.")
-            [call] = whole.message.tool_calls or []
-            assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Ulm"})
-            stream: Any = await b.ai.chat.completions.create(**fields, stream=True)
-            chunks = [chunk.choices[0] async for chunk in stream]
-            assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
-            [delta] = [each for chunk in chunks for each in chunk.delta.tool_calls or []]
-            assert (delta.index, delta.function.name, delta.function.arguments) == (
-                0,
-                "weather",
-                ULM.arguments,
-            )
-            assert delta.id
-            assert chunks[-1].finish_reason == "tool_calls"
-            again = [
-                *HI,
-                whole.message.model_dump(exclude_none=True),
-                {"role": "tool", "tool_call_id": call.id, "content": "rain"},
-            ]
-            await b.ai.chat.completions.create(**{**fields, "messages": again})
-
-    run(scenario())
+async def test_openais_client_gets_calls(configure: Configure) -> None:
+    answer = f"Let me see.\n{WEATHER}"
+    async with http_bench(configure(http_gateway())) as b, speaking(b, answer, []):
+        b.stages.max_positions = 4096
+        await until(lambda: b.process.gateway.registry.max_positions("thinker") == 4096)
+        fields: Any = {"model": MODEL, "messages": HI, "tools": [TOOL]}
+        whole: Any = (await b.ai.chat.completions.create(**fields)).choices[0]
+        assert (whole.finish_reason, whole.message.content) == ("tool_calls", "Let me see.")
+        [call] = whole.message.tool_calls or []
+        assert (call.function.name, json.loads(call.function.arguments)) == ("weather", {"city": "Ulm"})
+        stream: Any = await b.ai.chat.completions.create(**fields, stream=True)
+        chunks = [chunk.choices[0] async for chunk in stream]
+        assert "".join(chunk.delta.content or "" for chunk in chunks) == "Let me see."
+        [delta] = [each for chunk in chunks for each in chunk.delta.tool_calls or []]
+        assert (delta.index, delta.function.name, delta.function.arguments) == (
+            0,
+            "weather",
+            ULM.arguments,
+        )
+        assert delta.id
+        assert chunks[-1].finish_reason == "tool_calls"
+        again = [
+            *HI,
+            whole.message.model_dump(exclude_none=True),
+            {"role": "tool", "tool_call_id": call.id, "content": "rain"},
+        ]
+        await b.ai.chat.completions.create(**{**fields, "messages": again})
 
 
 @pytest.mark.parametrize("size", [5000, 100_000])

@@ -3,7 +3,6 @@
 import io
 import json
 import wave
-from collections.abc import Callable
 from contextlib import suppress
 from typing import Any
 
@@ -19,11 +18,8 @@ from gateway.http.openai.transcription import _seconds, read_transcription
 from omnirelay.content import AudioPart, ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError, UnsupportedError
 from omnirelay.values import TRANSCRIPTION_PROMPT
-from shared.config import Config
-from tests.gateway.bench import run
-from tests.gateway.http_bench import MODEL, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, speaking
 
-Configure = Callable[..., Config]
 SAID = "Good morning 😀"
 
 
@@ -64,70 +60,61 @@ def form(**fields: Any) -> tuple[str, bytearray]:
     return request.headers["content-type"], bytearray(request.read())
 
 
-def test_a_recording_becomes_text(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, SAID, []):
-            create = b.ai.audio.transcriptions.create
-            fields: Any = {"model": MODEL, "file": ("a.wav", recording())}
-            answer: Any = await create(**fields, temperature=0.2, prompt="Names: Qwen")
-            assert answer.text == SAID
-            request = b.stages.requests[0]
-            assert [bytes(item.data.view) for item in request.media] == [recording()]
-            assert (request.sampling.temperature, request.speech) == (0.2, None)
-            assert await create(**fields, response_format="text") == SAID + "\n"
-            told: Any = await create(**fields, response_format="verbose_json", language="en")
-            assert (told.text, told.language, told.duration) == (SAID, "en", 0.5)
-            assert (told.usage.type, told.usage.seconds) == ("duration", 0.5)
-            stream: Any = await create(**fields, stream=True)
-            events = [event async for event in stream]
-            assert "".join(event.delta for event in events[:-1]) == SAID
-            assert events[-1].type == "transcript.text.done"
-            assert events[-1].text == SAID
-            with pytest.raises(openai.BadRequestError) as raised:
-                await create(**fields, response_format="srt")
-            assert (raised.value.code, raised.value.param) == ("unsupported", "response_format")
-            with pytest.raises(openai.NotFoundError):
-                await create(model="whisper-9", file=("a.wav", recording()))
-
-    run(scenario())
+async def test_a_recording_becomes_text(web: HttpBench) -> None:
+    async with speaking(web, SAID, []):
+        create = web.ai.audio.transcriptions.create
+        fields: Any = {"model": MODEL, "file": ("a.wav", recording())}
+        answer: Any = await create(**fields, temperature=0.2, prompt="Names: Qwen")
+        assert answer.text == SAID
+        request = web.stages.requests[0]
+        assert [bytes(item.data.view) for item in request.media] == [recording()]
+        assert (request.sampling.temperature, request.speech) == (0.2, None)
+        assert await create(**fields, response_format="text") == SAID + "\n"
+        told: Any = await create(**fields, response_format="verbose_json", language="en")
+        assert (told.text, told.language, told.duration) == (SAID, "en", 0.5)
+        assert (told.usage.type, told.usage.seconds) == ("duration", 0.5)
+        stream: Any = await create(**fields, stream=True)
+        events = [event async for event in stream]
+        assert "".join(event.delta for event in events[:-1]) == SAID
+        assert events[-1].type == "transcript.text.done"
+        assert events[-1].text == SAID
+        with pytest.raises(openai.BadRequestError) as raised:
+            await create(**fields, response_format="srt")
+        assert (raised.value.code, raised.value.param) == ("unsupported", "response_format")
+        with pytest.raises(openai.NotFoundError):
+            await create(model="whisper-9", file=("a.wav", recording()))
 
 
-def test_a_translation_is_asked_for(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, SAID, []):
-            form: dict[str, Any] = {"data": {"model": MODEL}, "files": {"file": recording(1.0)}}
-            form["data"]["response_format"] = "verbose_json"
-            translation = (await b.http.post("/v1/audio/translations", **form)).json()
-            assert TranslationVerbose.model_validate(translation).text == SAID
-            assert (translation["task"], translation["language"]) == ("translate", "english")
-            asked = b.stages.requests[0].prompt_token_ids
-            await b.ai.audio.transcriptions.create(model=MODEL, file=("a.wav", recording()))
-            assert b.stages.requests[1].prompt_token_ids != asked
-
-    run(scenario())
+async def test_a_translation_is_asked_for(web: HttpBench) -> None:
+    async with speaking(web, SAID, []):
+        form: dict[str, Any] = {"data": {"model": MODEL}, "files": {"file": recording(1.0)}}
+        form["data"]["response_format"] = "verbose_json"
+        translation = (await web.http.post("/v1/audio/translations", **form)).json()
+        assert TranslationVerbose.model_validate(translation).text == SAID
+        assert (translation["task"], translation["language"]) == ("translate", "english")
+        asked = web.stages.requests[0].prompt_token_ids
+        await web.ai.audio.transcriptions.create(model=MODEL, file=("a.wav", recording()))
+        assert web.stages.requests[1].prompt_token_ids != asked
 
 
-def test_chunks_for_vllms_clients(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, speaking(b, SAID, []):
-            data = {
-                "model": MODEL,
-                "stream": "True",
-                "stream_include_usage": "True",
-                "stream_continuous_usage_stats": "True",
-                "max_completion_tokens": "9",
-            }
-            path, files = "/v1/audio/transcriptions", {"file": recording()}
-            answer = await b.http.post(path, data=data, files=files)
-            lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-            assert lines.pop() == "[DONE]"
-            chunks = [json.loads(line) for line in lines]
-            deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
-            assert "".join(delta.get("content", "") for delta in deltas) == SAID
-            assert chunks[-1]["usage"]["completion_tokens"] == len(b.encode(SAID))
-            assert b.stages.requests[0].sampling.max_tokens == 9
-
-    run(scenario())
+async def test_chunks_for_vllms_clients(web: HttpBench) -> None:
+    async with speaking(web, SAID, []):
+        data = {
+            "model": MODEL,
+            "stream": "True",
+            "stream_include_usage": "True",
+            "stream_continuous_usage_stats": "True",
+            "max_completion_tokens": "9",
+        }
+        path, files = "/v1/audio/transcriptions", {"file": recording()}
+        answer = await web.http.post(path, data=data, files=files)
+        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
+        assert lines.pop() == "[DONE]"
+        chunks = [json.loads(line) for line in lines]
+        deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
+        assert "".join(delta.get("content", "") for delta in deltas) == SAID
+        assert chunks[-1]["usage"]["completion_tokens"] == len(web.encode(SAID))
+        assert web.stages.requests[0].sampling.max_tokens == 9
 
 
 def test_what_the_thinker_is_asked() -> None:

@@ -7,7 +7,7 @@ import os
 import pickle
 import struct
 import urllib.parse
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, get_args
@@ -21,12 +21,10 @@ from omnirelay.protocol import GenerateRequest, Refusal, Submit
 from shared.config import Config
 from shared.messages import ControlToStage, TalkerInput, ThinkerInput, ThinkRequest, Token2WavInput
 from shared.transport.wire import VERSION_BYTE
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import Bench, Configure
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, http_bench, http_gateway
+from tests.gateway.http_bench import HI, HttpBench, http_bench, http_gateway
 from tests.gateway.raw_client import RawClient, serves
-
-Configure = Callable[..., Config]
 
 
 class Harmful:
@@ -56,28 +54,24 @@ def pickles(target: Path) -> list[list[bytes]]:
     return [[harmful], [VERSION_BYTE + harmful], [VERSION_BYTE + as_extension], [b"", harmful], [harmful] * 2]
 
 
-def test_a_pickle_on_the_gateways_sockets_stays_bytes(configure: Configure, target: Path) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            sent = 0
-            with zmq.Context() as context:
-                for kind, address in ((zmq.PUSH, "events"), (zmq.DEALER, "control")):
-                    with context.socket(kind) as sender:
-                        sender.connect(getattr(b.config.gateway, address))
-                        for frames in pickles(target):
-                            sender.send_multipart(frames)
-                            sent += 1
-                await until(lambda: sum(b.process.status().refused.values()) == sent, "all are refused")
-            raw = await RawClient.connect(b)
-            for frames in pickles(target):
-                raw.say_bytes(b"".join(frames))
-                assert isinstance(await raw.hear(), Refusal)
-            raw.say(Submit(1, msgspec.Raw(msgspec.msgpack.encode(pickle.dumps(Harmful(target))))))
-            assert (await raw.hear()).event.code == "invalid_request"  # type: ignore[union-attr]
-            await raw.close()
-            await serves(b)
-
-    run(scenario())
+async def test_a_pickle_on_the_gateways_sockets_stays_bytes(tcp: Bench, target: Path) -> None:
+    sent = 0
+    with zmq.Context() as context:
+        for kind, address in ((zmq.PUSH, "events"), (zmq.DEALER, "control")):
+            with context.socket(kind) as sender:
+                sender.connect(getattr(tcp.config.gateway, address))
+                for frames in pickles(target):
+                    sender.send_multipart(frames)
+                    sent += 1
+        await until(lambda: sum(tcp.process.status().refused.values()) == sent, "all are refused")
+    raw = await RawClient.connect(tcp)
+    for frames in pickles(target):
+        raw.say_bytes(b"".join(frames))
+        assert isinstance(await raw.hear(), Refusal)
+    raw.say(Submit(1, msgspec.Raw(msgspec.msgpack.encode(pickle.dumps(Harmful(target))))))
+    assert (await raw.hear()).event.code == "invalid_request"  # type: ignore[union-attr]
+    await raw.close()
+    await serves(tcp)
 
 
 def embeddings() -> str:
@@ -107,15 +101,11 @@ TENSORS: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("fields", TENSORS, ids=lambda fields: next(iter(fields)))
-def test_no_tensor_hash_or_range_of_a_caller_is_taken(configure: Configure, fields: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            answer = await b.post(**fields)
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["error"]["code"] in ("invalid_request", "unsupported")
-            assert b.stages.requests == []
-
-    run(scenario())
+async def test_no_tensor_hash_or_range_of_a_caller_is_taken(web: HttpBench, fields: dict[str, Any]) -> None:
+    answer = await web.post(**fields)
+    assert answer.status_code == 400, answer.text
+    assert answer.json()["error"]["code"] in ("invalid_request", "unsupported")
+    assert web.stages.requests == []
 
 
 @asynccontextmanager
@@ -131,44 +121,41 @@ async def listening() -> AsyncIterator[tuple[int, list[object]]]:
         yield server.sockets[0].getsockname()[1], connected
 
 
-def test_no_request_connects_anywhere(configure: Configure) -> None:
+async def test_no_request_connects_anywhere(configure: Configure) -> None:
     """Addresses come from the configuration and from members of the stack, never from a request."""
 
-    async def scenario() -> None:
-        async with listening() as (port, connected), http_bench(configure(http_gateway())) as b:
-            place = {"remote_host": "127.0.0.1", "remote_port": port, "do_remote_prefill": True}
-            address = f"tcp://127.0.0.1:{port}"
-            fields: list[dict[str, Any]] = [
-                {"kv_transfer_params": place},
-                {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": 1},
-                {"disaggregated_params": place},
-                {"ec_transfer_params": place},
-                {"route": {"talker": address, "token2wav": address}},
-                {"inbox": address},
-                {"callback_url": f"http://127.0.0.1:{port}/"},
-            ]
-            for each in fields:
-                assert (await b.post(**each)).status_code == 400, each
-            media = [
-                {"type": kind, kind: {"url": f"{scheme}://127.0.0.1:{port}/"}}
-                for kind in ("image_url", "video_url", "audio_url")
-                for scheme in ("http", "https", "ftp", "tcp")
-            ]
-            for part in media:
-                messages = [{"role": "user", "content": [part]}]
-                assert (await b.post(messages=messages)).status_code == 400, part
-            raw = await RawClient.connect(b)
-            request = msgspec.msgpack.encode({"messages": [{"role": "user", "content": "Hi"}], **fields[4]})
-            raw.say(Submit(1, msgspec.Raw(request)))
-            assert (await raw.hear()).event.code == "invalid_request"  # type: ignore[union-attr]
-            await raw.close()
-            headers = {"X-Forwarded-Host": f"127.0.0.1:{port}", "X-Omnirelay-Inbox": address}
-            forwarded = await b.http.get(f"http://127.0.0.1:{b.address[1]}/v1/models", headers=headers)
-            assert forwarded.status_code == 200
-            assert b.stages.requests == []
-            assert connected == []
-
-    run(scenario())
+    async with listening() as (port, connected), http_bench(configure(http_gateway())) as b:
+        place = {"remote_host": "127.0.0.1", "remote_port": port, "do_remote_prefill": True}
+        address = f"tcp://127.0.0.1:{port}"
+        fields: list[dict[str, Any]] = [
+            {"kv_transfer_params": place},
+            {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": 1},
+            {"disaggregated_params": place},
+            {"ec_transfer_params": place},
+            {"route": {"talker": address, "token2wav": address}},
+            {"inbox": address},
+            {"callback_url": f"http://127.0.0.1:{port}/"},
+        ]
+        for each in fields:
+            assert (await b.post(**each)).status_code == 400, each
+        media = [
+            {"type": kind, kind: {"url": f"{scheme}://127.0.0.1:{port}/"}}
+            for kind in ("image_url", "video_url", "audio_url")
+            for scheme in ("http", "https", "ftp", "tcp")
+        ]
+        for part in media:
+            messages = [{"role": "user", "content": [part]}]
+            assert (await b.post(messages=messages)).status_code == 400, part
+        raw = await RawClient.connect(b)
+        request = msgspec.msgpack.encode({"messages": [{"role": "user", "content": "Hi"}], **fields[4]})
+        raw.say(Submit(1, msgspec.Raw(request)))
+        assert (await raw.hear()).event.code == "invalid_request"  # type: ignore[union-attr]
+        await raw.close()
+        headers = {"X-Forwarded-Host": f"127.0.0.1:{port}", "X-Omnirelay-Inbox": address}
+        forwarded = await b.http.get(f"http://127.0.0.1:{b.address[1]}/v1/models", headers=headers)
+        assert forwarded.status_code == 200
+        assert b.stages.requests == []
+        assert connected == []
 
 
 def fields_of(kind: type[msgspec.Struct]) -> Iterator[str]:
@@ -193,94 +180,82 @@ def test_no_message_of_a_request_has_a_place_for_an_address(union: Any) -> None:
     assert not [name for name in names if name in words or name.endswith(tuple(f"_{word}" for word in words))]
 
 
-def test_a_url_that_two_parsers_read_differently_is_fetched_by_neither(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with listening() as (port, connected):
-            config = configure(http_gateway(), {"url_hosts": ["media.example.com"]})
-            async with http_bench(config) as b:
-                for url in (
-                    f"https://127.0.0.1:{port}\\@media.example.com/x",
-                    f"https://127.0.0.1:{port}%5c@media.example.com/x",
-                    f"https://media.example.com@127.0.0.1:{port}/x",
-                    f"https://media.example.com:443@127.0.0.1:{port}/x",
-                    f"https://127.0.0.1:{port}/x#@media.example.com/",
-                    f"https://media.example.com.127.0.0.1:{port}/x",
-                ):
-                    part = {"type": "image_url", "image_url": {"url": url}}
-                    answer = await b.post(messages=[{"role": "user", "content": [part]}])
-                    assert answer.status_code == 400, url
-                    assert answer.json()["error"]["code"] == "media_unreachable", url
-                assert b.stages.requests == []
-            assert connected == []
-
-    run(scenario())
+async def test_a_url_that_two_parsers_read_differently_is_fetched_by_neither(configure: Configure) -> None:
+    async with listening() as (port, connected):
+        config = configure(http_gateway(), {"url_hosts": ["media.example.com"]})
+        async with http_bench(config) as b:
+            for url in (
+                f"https://127.0.0.1:{port}\\@media.example.com/x",
+                f"https://127.0.0.1:{port}%5c@media.example.com/x",
+                f"https://media.example.com@127.0.0.1:{port}/x",
+                f"https://media.example.com:443@127.0.0.1:{port}/x",
+                f"https://127.0.0.1:{port}/x#@media.example.com/",
+                f"https://media.example.com.127.0.0.1:{port}/x",
+            ):
+                part = {"type": "image_url", "image_url": {"url": url}}
+                answer = await b.post(messages=[{"role": "user", "content": [part]}])
+                assert answer.status_code == 400, url
+                assert answer.json()["error"]["code"] == "media_unreachable", url
+            assert b.stages.requests == []
+        assert connected == []
 
 
 @pytest.mark.parametrize("kind", ["video/jpeg", "video/mp4", "image/jpeg"])
-def test_thousands_of_frames_behind_commas_are_no_video(configure: Configure, kind: str) -> None:
+async def test_thousands_of_frames_behind_commas_are_no_video(configure: Configure, kind: str) -> None:
     frame = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(60)).decode()
     url = f"data:{kind};base64," + ",".join([frame] * 5000)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            part = {"type": "video_url", "video_url": {"url": url}}
-            answer = await b.post(messages=[{"role": "user", "content": [part]}])
-            assert answer.status_code == 400
-            assert answer.json()["error"]["code"] == "media_invalid"
-            assert b.stages.requests == []
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        part = {"type": "video_url", "video_url": {"url": url}}
+        answer = await b.post(messages=[{"role": "user", "content": [part]}])
+        assert answer.status_code == 400
+        assert answer.json()["error"]["code"] == "media_invalid"
+        assert b.stages.requests == []
+        assert b.process.gateway.held.total == 0
 
 
-def test_as_many_videos_as_fit_in_a_body_are_not_taken(configure: Configure) -> None:
+async def test_as_many_videos_as_fit_in_a_body_are_not_taken(configure: Configure) -> None:
     url = "data:video/mp4;base64," + base64.b64encode(b"\0\0\0\x18ftypmp42").decode()
     part = {"type": "video_url", "video_url": {"url": url}}
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            for count in (5, 2000):
-                answer = await b.post(messages=[{"role": "user", "content": [part] * count}])
-                assert answer.status_code in (400, 413), answer.text
-                assert answer.json()["error"]["code"] == "media_too_large"
-            assert b.stages.requests == []
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        for count in (5, 2000):
+            answer = await b.post(messages=[{"role": "user", "content": [part] * count}])
+            assert answer.status_code in (400, 413), answer.text
+            assert answer.json()["error"]["code"] == "media_too_large"
+        assert b.stages.requests == []
+        assert b.process.gateway.held.total == 0
 
 
-def test_refused_requests_leave_nothing_however_many(configure: Configure) -> None:
+async def test_refused_requests_leave_nothing_however_many(configure: Configure) -> None:
     """Not a place in line, not a byte of media, not a record: at the gateway as at the stages."""
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(), max_queued_per_client=4)) as b:
-            url = "data:image/png;base64," + base64.b64encode(bytes(1000)).decode()
-            part = {"type": "image_url", "image_url": {"url": url}}
-            wrong: list[dict[str, Any]] = [
-                {"messages": [{"role": "user", "content": [part] * 40}]},
-                {"messages": [{"role": "user", "content": [part]}], "model": "none"},
-                {"messages": [{"role": "user", "content": [part]}], "temperature": -1},
-                {
-                    "messages": HI,
-                    "audio": {"voice": "Nobody", "format": "wav"},
-                    "modalities": ["text", "audio"],
-                },
-            ]
-            for _ in range(10):
-                for body in wrong:
-                    assert (await b.post(**body)).status_code >= 400
-            gateway = b.process.gateway
-            assert (gateway.held.total, len(gateway._active)) == (0, 0)
-            active_requests = ("received", "queued", "thinking", "talking", "synthesizing")
-            assert [b.counts.get(state, 0) for state in active_requests] == [0] * 5
-            assert b.stages.requests == []
-            b.stages.serve(b.encode("Hello"))
-            assert (await b.post()).status_code == 200
-
-    run(scenario())
+    async with http_bench(configure(http_gateway(), max_queued_per_client=4)) as b:
+        url = "data:image/png;base64," + base64.b64encode(bytes(1000)).decode()
+        part = {"type": "image_url", "image_url": {"url": url}}
+        wrong: list[dict[str, Any]] = [
+            {"messages": [{"role": "user", "content": [part] * 40}]},
+            {"messages": [{"role": "user", "content": [part]}], "model": "none"},
+            {"messages": [{"role": "user", "content": [part]}], "temperature": -1},
+            {
+                "messages": HI,
+                "audio": {"voice": "Nobody", "format": "wav"},
+                "modalities": ["text", "audio"],
+            },
+        ]
+        for _ in range(10):
+            for body in wrong:
+                assert (await b.post(**body)).status_code >= 400
+        gateway = b.process.gateway
+        assert (gateway.held.total, len(gateway._active)) == (0, 0)
+        active_requests = ("received", "queued", "thinking", "talking", "synthesizing")
+        assert [b.counts.get(state, 0) for state in active_requests] == [0] * 5
+        assert b.stages.requests == []
+        b.stages.serve(b.encode("Hello"))
+        assert (await b.post()).status_code == 200
 
 
-def test_what_is_json_and_still_harmful_is_data(configure: Configure, target: Path) -> None:
+async def test_what_is_json_and_still_harmful_is_data(configure: Configure, target: Path) -> None:
     """As jsonpickle, YAML tags and templates would follow it."""
     tags = [
         {"py/object": "os.mkdir", "py/reduce": [{"py/type": "os.mkdir"}, {"py/tuple": [str(target)]}]},
@@ -290,16 +265,13 @@ def test_what_is_json_and_still_harmful_is_data(configure: Configure, target: Pa
         f"$(mkdir {target})",
     ]
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            b.stages.serve(b.encode("Hello"))
-            for tag in tags:
-                text = tag if isinstance(tag, str) else json.dumps(tag)
-                answer = await b.post(messages=[{"role": "user", "content": text}])
-                assert answer.status_code == 200
-                assert (await b.post(messages=tag)).status_code == 400
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        b.stages.serve(b.encode("Hello"))
+        for tag in tags:
+            text = tag if isinstance(tag, str) else json.dumps(tag)
+            answer = await b.post(messages=[{"role": "user", "content": text}])
+            assert answer.status_code == 200
+            assert (await b.post(messages=tag)).status_code == 400
 
 
 def test_defaults_listen_on_this_machine_alone() -> None:

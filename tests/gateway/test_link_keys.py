@@ -33,7 +33,6 @@ from shared.transport.curve import open_context
 from shared.transport.keys import make_keys
 from shared.transport.sockets import connect
 from shared.transport.wire import encode
-from tests.gateway.bench import run
 from tests.gateway.fake_stages import until
 from tests.support.ports import free_ports
 
@@ -97,27 +96,24 @@ def all_of(stage: StageName) -> list[ControlToGateway]:
 
 
 @pytest.mark.parametrize("key", STAGES)
-def test_a_key_speaks_for_its_own_stage_and_for_no_other(
+async def test_a_key_speaks_for_its_own_stage_and_for_no_other(
     config: Config, key: StageName, closing: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        heard: list[ControlToGateway] = []
-        link = StageTransport(config)
-        try:
-            link.start(no_event, heard.append)
-            for claimed in STAGES:
-                client = client_of(config, key, claimed, closing)
-                for message in all_of(claimed):
-                    await until(partial(client.send, message))
-            await until(lambda: len(heard) + link.refused().total() == 3 * len(STAGES))
-            assert heard == all_of(key)
-            assert link.refused() == {"message_invalid": 6}
-            for other in set(STAGES) - {key}:
-                assert f"the {key}'s key came with a message of the {other}" in caplog.text
-        finally:
-            link.close()
-
-    run(scenario())
+    heard: list[ControlToGateway] = []
+    link = StageTransport(config)
+    try:
+        link.start(no_event, heard.append)
+        for claimed in STAGES:
+            client = client_of(config, key, claimed, closing)
+            for message in all_of(claimed):
+                await until(partial(client.send, message))
+        await until(lambda: len(heard) + link.refused().total() == 3 * len(STAGES))
+        assert heard == all_of(key)
+        assert link.refused() == {"message_invalid": 6}
+        for other in set(STAGES) - {key}:
+            assert f"the {key}'s key came with a message of the {other}" in caplog.text
+    finally:
+        link.close()
 
 
 def events_of(stage: StageName) -> list[StageEvent | Mark]:
@@ -132,47 +128,41 @@ def events_of(stage: StageName) -> list[StageEvent | Mark]:
 
 
 @pytest.mark.parametrize("key", STAGES)
-def test_what_a_key_tells_of_requests_is_its_own_stages(
+async def test_what_a_key_tells_of_requests_is_its_own_stages(
     config: Config, key: StageName, closing: ExitStack, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def scenario() -> None:
-        heard: list[StageEvent] = []
-        link = StageTransport(config)
-        try:
-            link.start(heard.append, no_word)
-            context = open_context(config, key)
-            closing.callback(context.term)
-            push = closing.enter_context(context.socket(zmq.PUSH))
-            connect(push, config.gateway.events, "gateway")
-            for stage in STAGES:
-                for event in events_of(stage):
-                    push.send_multipart(encode(event))
-            await until(lambda: len(heard) + link.refused().total() == 8)
-            assert heard == events_of(key)[:2]
-            assert link.refused() == {"message_invalid": 6}
-            for other in set(STAGES) - {key}:
-                assert f"the {key}'s key came with a message of the {other}" in caplog.text
-        finally:
-            link.close()
-
-    run(scenario())
+    heard: list[StageEvent] = []
+    link = StageTransport(config)
+    try:
+        link.start(heard.append, no_word)
+        context = open_context(config, key)
+        closing.callback(context.term)
+        push = closing.enter_context(context.socket(zmq.PUSH))
+        connect(push, config.gateway.events, "gateway")
+        for stage in STAGES:
+            for event in events_of(stage):
+                push.send_multipart(encode(event))
+        await until(lambda: len(heard) + link.refused().total() == 8)
+        assert heard == events_of(key)[:2]
+        assert link.refused() == {"message_invalid": 6}
+        for other in set(STAGES) - {key}:
+            assert f"the {key}'s key came with a message of the {other}" in caplog.text
+    finally:
+        link.close()
 
 
-def test_without_keys_it_goes_by_its_name(closing: ExitStack) -> None:
+async def test_without_keys_it_goes_by_its_name(closing: ExitStack) -> None:
     events, control = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
     config = Config.model_validate({"gateway": {"events": events, "control": control}})
 
-    async def scenario() -> None:
-        heard: list[ControlToGateway] = []
-        link = StageTransport(config)
-        try:
-            link.start(no_event, heard.append)
-            client = client_of(config, "talker", "talker", closing)
-            for message in all_of("talker"):
-                await until(partial(client.send, message))
-            await until(lambda: len(heard) == 3)
-            assert link.refused() == {}
-        finally:
-            link.close()
-
-    run(scenario())
+    heard: list[ControlToGateway] = []
+    link = StageTransport(config)
+    try:
+        link.start(no_event, heard.append)
+        client = client_of(config, "talker", "talker", closing)
+        for message in all_of("talker"):
+            await until(partial(client.send, message))
+        await until(lambda: len(heard) == 3)
+        assert link.refused() == {}
+    finally:
+        link.close()

@@ -158,22 +158,19 @@ async def say_garbage(config: Config) -> None:
         writer.close()
 
 
-def test_nothing_that_a_client_says_is_in_the_log(talks: None) -> None:
+async def test_nothing_that_a_client_says_is_in_the_log(talks: None) -> None:
     lines: list[str] = []
 
-    async def scenario() -> None:
-        async with talkative(lines) as config:
-            async with AsyncClient(config.gateway.listen) as client:
-                for text, options in over_tcp(config):
-                    with suppress(OmniRelayError):
-                        await client.chat(text, **options).result()
+    async with talkative(lines) as config:
+        async with AsyncClient(config.gateway.listen) as client:
+            for text, options in over_tcp(config):
                 with suppress(OmniRelayError):
-                    await client.chat([ChatMessage(role=cast("Any", MARK), content=MARK)]).result()
-            assert {200, 400, 403, 404} <= await ask_over_http(config)
-            await converse(config)
-            await say_garbage(config)
-
-    run(scenario())
+                    await client.chat(text, **options).result()
+            with suppress(OmniRelayError):
+                await client.chat([ChatMessage(role=cast("Any", MARK), content=MARK)]).result()
+        assert {200, 400, 403, 404} <= await ask_over_http(config)
+        await converse(config)
+        await say_garbage(config)
     assert [line for line in lines if " DEBUG gateway " in line]
     assert [line for line in lines if "completed after" in line]
     assert [line for line in lines if "refused a request" in line]

@@ -5,7 +5,6 @@ import base64
 import gc
 import itertools
 import weakref
-from collections.abc import Callable
 from urllib.parse import quote_from_bytes
 
 import msgspec
@@ -17,6 +16,7 @@ from gateway.fairness.uploads import IncomingUpload
 from gateway.input.fetch import Fetcher
 from omnirelay import (
     AsyncAnswer,
+    AsyncClient,
     AudioPart,
     ChatMessage,
     GenerateRequest,
@@ -32,11 +32,10 @@ from omnirelay import (
 from omnirelay.content import MediaPart
 from omnirelay.values import TRANSCRIPTION_PROMPT
 from shared.config import Config
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import CACHED, TOKENS_OF_ITEM, until
 from tests.gateway.https_server import HOST, Authority, https_server
 
-Configure = Callable[..., Config]
 LARGE = 1_000_000
 SOUND, PICTURE, FILM = b"sound" * 50_000, b"picture" * 30_000, b"film" * 100_000
 
@@ -49,62 +48,52 @@ def asking(*parts: TextPart | AudioPart | ImagePart | VideoPart) -> GenerateRequ
     return GenerateRequest(messages=[ChatMessage("user", list(parts))])
 
 
-def test_media_reach_the_thinker_as_they_are_in_the_order_of_the_prompt(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            conversation = [
-                ChatMessage("system", "Be brief."),
-                ChatMessage("user", [image(PICTURE), audio(SOUND), TextPart("Who is this?")]),
-                ChatMessage("assistant", "A friend."),
-                ChatMessage("user", [TextPart("And"), video(data_url(FILM)), audio(data_url(b"short"))]),
-            ]
-            answer = client.chat(conversation, use_audio_in_video=True)
-            request = await b.stages.request(0)
-            assert [(item.kind, bytes(item.data.view)) for item in request.media] == [
-                ("image", PICTURE),
-                ("audio", SOUND),
-                ("video", FILM),
-                ("audio", b"short"),
-            ]
-            assert request.use_audio_in_video
-            await b.stages.answer(request, b.encode("Hello"))
-            done = (await answer.result()).done
-            assert done.prompt_token_ids == request.prompt_token_ids
-            assert done.prompt_tokens == len(request.prompt_token_ids) + 4 * (TOKENS_OF_ITEM - 1)
-            assert done.cached_prompt_tokens == CACHED
-
-    run(scenario())
+async def test_media_reach_the_thinker_as_they_are_in_the_order_of_the_prompt(
+    tcp: Bench, client: AsyncClient
+) -> None:
+    conversation = [
+        ChatMessage("system", "Be brief."),
+        ChatMessage("user", [image(PICTURE), audio(SOUND), TextPart("Who is this?")]),
+        ChatMessage("assistant", "A friend."),
+        ChatMessage("user", [TextPart("And"), video(data_url(FILM)), audio(data_url(b"short"))]),
+    ]
+    answer = client.chat(conversation, use_audio_in_video=True)
+    request = await tcp.stages.request(0)
+    assert [(item.kind, bytes(item.data.view)) for item in request.media] == [
+        ("image", PICTURE),
+        ("audio", SOUND),
+        ("video", FILM),
+        ("audio", b"short"),
+    ]
+    assert request.use_audio_in_video
+    await tcp.stages.answer(request, tcp.encode("Hello"))
+    done = (await answer.result()).done
+    assert done.prompt_token_ids == request.prompt_token_ids
+    assert done.prompt_tokens == len(request.prompt_token_ids) + 4 * (TOKENS_OF_ITEM - 1)
+    assert done.cached_prompt_tokens == CACHED
 
 
-def test_a_recording_is_transcribed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            b.stages.serve(b.encode("Hello"))
-            assert await client.transcribe(SOUND, "Ada", max_tokens=9) == "Hello"
-            (request,) = b.stages.requests
-            assert [item.kind for item in request.media] == ["audio"]
-            assert (request.speech, request.sampling.max_tokens) == (None, 9)
-            asked = b.process._prompts._tokenizer.decode(request.prompt_token_ids)
-            assert TRANSCRIPTION_PROMPT in asked
-            assert "Ada" in asked
-
-    run(scenario())
+async def test_a_recording_is_transcribed(tcp: Bench, client: AsyncClient) -> None:
+    tcp.stages.serve(tcp.encode("Hello"))
+    assert await client.transcribe(SOUND, "Ada", max_tokens=9) == "Hello"
+    (request,) = tcp.stages.requests
+    assert [item.kind for item in request.media] == ["audio"]
+    assert (request.speech, request.sampling.max_tokens) == (None, 9)
+    asked = tcp.process._prompts._tokenizer.decode(request.prompt_token_ids)
+    assert TRANSCRIPTION_PROMPT in asked
+    assert "Ada" in asked
 
 
-def test_media_alone_are_a_prompt(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            client.chat(audio=SOUND)
-            assert [item.kind for item in (await b.stages.request(0)).media] == ["audio"]
-            client.chat("", audio=[SOUND, SOUND], images=PICTURE, videos=[FILM], system="Listen.")
-            request = await b.stages.request(1)
-            assert [item.kind for item in request.media] == ["audio", "audio", "image", "video"]
-            assert not request.use_audio_in_video
-
-    run(scenario())
+async def test_media_alone_are_a_prompt(tcp: Bench, client: AsyncClient) -> None:
+    client.chat(audio=SOUND)
+    assert [item.kind for item in (await tcp.stages.request(0)).media] == ["audio"]
+    client.chat("", audio=[SOUND, SOUND], images=PICTURE, videos=[FILM], system="Listen.")
+    request = await tcp.stages.request(1)
+    assert [item.kind for item in request.media] == ["audio", "audio", "image", "video"]
+    assert not request.use_audio_in_video
 
 
-def test_media_that_are_refused_are_named(configure: Configure) -> None:
+async def test_media_that_are_refused_are_named(configure: Configure) -> None:
     media = {
         "max_item_bytes": 1000,
         "max_request_bytes": 2500,
@@ -135,120 +124,104 @@ def test_media_that_are_refused_are_named(configure: Configure) -> None:
         ([AudioPart(url="data:;base64,x")], errors.MediaError, "audio 1: its data URL cannot be decoded"),
     ]
 
-    async def scenario() -> None:
-        async with bench(configure(media=media)) as b, b.client() as client:
-            for parts, kind, match in cases:
-                with pytest.raises(kind, match=match) as raised:
-                    await client.chat(asking(TextPart("Hi"), *parts)).result()  # type: ignore[arg-type]
-                assert type(raised.value) is kind
-                assert b.process.gateway.held.total == 0
-            ids = b.encode("<|audio_bos|><|AUDIO|><|audio_eos|>")
-            with pytest.raises(errors.InvalidRequestError, match="placeholder of audio"):
-                await client.chat(GenerateRequest(prompt_token_ids=ids)).result()
-            mixed = msgspec.structs.replace(asking(AudioPart(url=full)), prompt_token_ids=[1])
-            with pytest.raises(errors.InvalidRequestError, match="not both"):
-                await client.chat(mixed).result()
-            with pytest.raises(errors.PromptTooLongError, match="characters of text"):
-                await client.chat("x" * (4 * 2**20 + 1)).result()
-            assert b.stages.requests == []
-
-    run(scenario())
+    async with bench(configure(media=media)) as b, b.client() as client:
+        for parts, kind, match in cases:
+            with pytest.raises(kind, match=match) as raised:
+                await client.chat(asking(TextPart("Hi"), *parts)).result()  # type: ignore[arg-type]
+            assert type(raised.value) is kind
+            assert b.process.gateway.held.total == 0
+        ids = b.encode("<|audio_bos|><|AUDIO|><|audio_eos|>")
+        with pytest.raises(errors.InvalidRequestError, match="placeholder of audio"):
+            await client.chat(GenerateRequest(prompt_token_ids=ids)).result()
+        mixed = msgspec.structs.replace(asking(AudioPart(url=full)), prompt_token_ids=[1])
+        with pytest.raises(errors.InvalidRequestError, match="not both"):
+            await client.chat(mixed).result()
+        with pytest.raises(errors.PromptTooLongError, match="characters of text"):
+            await client.chat("x" * (4 * 2**20 + 1)).result()
+        assert b.stages.requests == []
 
 
-def test_by_value_the_gateway_checks_what_a_client_might_not(configure: Configure) -> None:
+async def test_by_value_the_gateway_checks_what_a_client_might_not(configure: Configure) -> None:
     """Our client refuses first; another need not."""
     media = {"max_item_bytes": 1000, "max_request_bytes": 1500}
 
-    async def scenario() -> None:
-        async with bench(configure(media=media)) as b, b.client() as ours, b.client() as other:
-            assert other._connection is not None
-            other._connection.limits = protocol.Welcome(1)
-            for sizes, told in (([10, 1001], "audio 2: 1001 bytes, at"), ([800, 701], "1501 bytes of")):
-                asked = asking(*(AudioPart(data=memoryview(bytes(size))) for size in sizes))
-                with pytest.raises(errors.MediaTooLargeError, match="the gateway takes at most"):
-                    ours.chat(asked)
-                with pytest.raises(errors.MediaTooLargeError, match=told):
-                    await other.chat(asked).result()
-
-    run(scenario())
+    async with bench(configure(media=media)) as b, b.client() as ours, b.client() as other:
+        assert other._connection is not None
+        other._connection.limits = protocol.Welcome(1)
+        for sizes, told in (([10, 1001], "audio 2: 1001 bytes, at"), ([800, 701], "1501 bytes of")):
+            asked = asking(*(AudioPart(data=memoryview(bytes(size))) for size in sizes))
+            with pytest.raises(errors.MediaTooLargeError, match="the gateway takes at most"):
+                ours.chat(asked)
+            with pytest.raises(errors.MediaTooLargeError, match=told):
+                await other.chat(asked).result()
 
 
-def test_more_than_is_held_is_busy_at_once(configure: Configure) -> None:
+async def test_more_than_is_held_is_busy_at_once(configure: Configure) -> None:
     media = {"max_item_bytes": 400, "max_request_bytes": 1000}
 
-    async def scenario() -> None:
-        async with (
-            bench(configure(media=media, held_bytes=1000)) as b,
-            b.client() as client,
-            b.client() as other,
-        ):
-            first = client.chat(images=[bytes(400), bytes(400)])
-            request = await b.stages.request(0)
-            assert b.process.gateway.held.total == 800
-            with pytest.raises(
-                errors.BusyError, match="800 bytes of media are held, no room for 201"
-            ) as raised:
-                await client.chat(images=bytes(201)).result()
-            assert raised.value.retry_after_ms > 0
-            # What a URL holds is only known when it is there, and counted like the rest.
-            with pytest.raises(errors.BusyError, match="no room"):
-                await client.chat(images=data_url(bytes(150))).result()
-            client.chat("no media")
-            await b.stages.request(1)
-            # The rest is kept for others.
-            with pytest.raises(errors.BusyError, match="this client holds 800"):
-                await client.chat(images=bytes(200)).result()
-            second = other.chat(images=bytes(200))
-            await b.stages.request(2)
-            await b.stages.answer(request, b.encode("Hello"))
-            await first.result()
-            assert b.process.gateway.held.total == 200
-            second.cancel()
-            with pytest.raises(errors.CancelledRequestError):
-                await second.result()
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+    async with (
+        bench(configure(media=media, held_bytes=1000)) as b,
+        b.client() as client,
+        b.client() as other,
+    ):
+        first = client.chat(images=[bytes(400), bytes(400)])
+        request = await b.stages.request(0)
+        assert b.process.gateway.held.total == 800
+        with pytest.raises(errors.BusyError, match="800 bytes of media are held, no room for 201") as raised:
+            await client.chat(images=bytes(201)).result()
+        assert raised.value.retry_after_ms > 0
+        # What a URL holds is only known when it is there, and counted like the rest.
+        with pytest.raises(errors.BusyError, match="no room"):
+            await client.chat(images=data_url(bytes(150))).result()
+        client.chat("no media")
+        await b.stages.request(1)
+        # The rest is kept for others.
+        with pytest.raises(errors.BusyError, match="this client holds 800"):
+            await client.chat(images=bytes(200)).result()
+        second = other.chat(images=bytes(200))
+        await b.stages.request(2)
+        await b.stages.answer(request, b.encode("Hello"))
+        await first.result()
+        assert b.process.gateway.held.total == 200
+        second.cancel()
+        with pytest.raises(errors.CancelledRequestError):
+            await second.result()
+        assert b.process.gateway.held.total == 0
 
 
 ENDINGS = ["finish", "fail", "cancel", "cancel early", "expire", "refuse", "leave"]
 
 
-def test_held_bytes_return_to_zero_however_requests_end(configure: Configure) -> None:
+async def test_held_bytes_return_to_zero_however_requests_end(configure: Configure) -> None:
     """One gateway for all examples, each a few requests at once."""
     seeds = itertools.count()
 
-    async def scenario() -> None:
-        async with bench(configure(max_active=100)) as b:
-            held = b.process.gateway.held
-            loop = asyncio.get_running_loop()
+    async with bench(configure(max_active=100)) as b:
+        held = b.process.gateway.held
+        loop = asyncio.get_running_loop()
 
-            async def all_end(requests: list[tuple[str, list[int]]]) -> None:
-                await asyncio.gather(*(end(b, next(seeds), *each) for each in requests))
-                await until(lambda: held.total == 0, f"nothing held after {requests}")
+        async def all_end(requests: list[tuple[str, list[int]]]) -> None:
+            await asyncio.gather(*(end(b, next(seeds), *each) for each in requests))
+            await until(lambda: held.total == 0, f"nothing held after {requests}")
 
-            @settings(max_examples=25, deadline=None)
-            @given(
-                st.lists(
-                    st.tuples(
-                        st.sampled_from(ENDINGS), st.lists(st.integers(1, 5000), min_size=1, max_size=3)
-                    ),
-                    min_size=1,
-                    max_size=6,
-                )
+        @settings(max_examples=25, deadline=None)
+        @given(
+            st.lists(
+                st.tuples(st.sampled_from(ENDINGS), st.lists(st.integers(1, 5000), min_size=1, max_size=3)),
+                min_size=1,
+                max_size=6,
             )
-            def example(requests: list[tuple[str, list[int]]]) -> None:
-                asyncio.run_coroutine_threadsafe(all_end(requests), loop).result(10)
+        )
+        def example(requests: list[tuple[str, list[int]]]) -> None:
+            asyncio.run_coroutine_threadsafe(all_end(requests), loop).result(10)
 
-            await asyncio.to_thread(example)
-            async with b.client() as client:
-                answers = [client.chat(images=bytes(1000)) for _ in range(3)]
-                await until(lambda: held.total == 3000)
-                await b.process.stop()
-                assert held.total == 0
-                await asyncio.gather(*map(ended, answers))
-
-    run(scenario())
+        await asyncio.to_thread(example)
+        async with b.client() as client:
+            answers = [client.chat(images=bytes(1000)) for _ in range(3)]
+            await until(lambda: held.total == 3000)
+            await b.process.stop()
+            assert held.total == 0
+            await asyncio.gather(*map(ended, answers))
 
 
 async def end(b: Bench, seed: int, ending: str, sizes: list[int]) -> None:
@@ -286,7 +259,7 @@ async def ended(answer: AsyncAnswer) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "finish", "refuse"])
-def test_files_of_an_ended_request_are_let_go_of(
+async def test_files_of_an_ended_request_are_let_go_of(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     bodies: list[weakref.ref[bytearray]] = []
@@ -303,28 +276,25 @@ def test_files_of_an_ended_request_are_let_go_of(
 
     monkeypatch.setattr(IncomingUpload, "finish", watched)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            parts: list[AudioPart | ImagePart] = [image(SOUND)]
-            parts += [audio("data:;base64,?")] if how == "refuse" else []
-            answer = client.chat(asking(*parts))
-            if how != "refuse":
-                request = await b.stages.request(0)
-                assert bodies[0]() is not None
-            if how == "cancel":
-                answer.cancel()
-            elif how == "finish":
-                await b.stages.answer(request, b.encode("Hello"))
-            await ended(answer)
+    async with bench(configure()) as b, b.client() as client:
+        parts: list[AudioPart | ImagePart] = [image(SOUND)]
+        parts += [audio("data:;base64,?")] if how == "refuse" else []
+        answer = client.chat(asking(*parts))
+        if how != "refuse":
+            request = await b.stages.request(0)
+            assert bodies[0]() is not None
+        if how == "cancel":
+            answer.cancel()
+        elif how == "finish":
+            await b.stages.answer(request, b.encode("Hello"))
+        await ended(answer)
 
-            def gone() -> bool:
-                gc.collect()
-                return bodies[0]() is None
+        def gone() -> bool:
+            gc.collect()
+            return bodies[0]() is None
 
-            await until(gone, "the end of the file")
-            assert b.process.gateway.held.total == 0
-
-    run(scenario())
+        await until(gone, "the end of the file")
+        assert b.process.gateway.held.total == 0
 
 
 def full_queue(configure: Configure, monkeypatch: pytest.MonkeyPatch, backlog: int) -> Config:
@@ -335,100 +305,84 @@ def full_queue(configure: Configure, monkeypatch: pytest.MonkeyPatch, backlog: i
     return configure(media=media).model_copy(update={"window_bytes": 2**20})
 
 
-def test_requests_wait_in_line_while_the_thinkers_queue_is_full(
+async def test_requests_wait_in_line_while_the_thinkers_queue_is_full(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = full_queue(configure, monkeypatch, 5 * LARGE // 2)
 
-    async def scenario() -> None:
-        async with bench(config, listening=False) as b, b.client() as client:
-            answers = [client.chat(images=bytes(LARGE), seed=seed, priority=1) for seed in range(7)]
-            await until(lambda: b.counts["queued"] == 4)
-            assert b.counts["thinking"] == 3
-            answers[1].cancel()
-            # Its place in the queue goes to the next in line.
-            await until(lambda: (b.counts["queued"], b.counts["thinking"]) == (3, 3))
-            urgent = client.chat(images=bytes(LARGE), seed=7)
-            await until(lambda: b.counts["queued"] == 4)
-            b.stages.listen_again()
-            for index in range(7):
-                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-            for answer in (answers[0], *answers[2:], urgent):
-                assert (await answer.result()).text == "Hello"
-            assert [request.seed for request in b.stages.requests] == [0, 2, 3, 7, 4, 5, 6]
-            assert b.counts["failed"] == 0
-
-    run(scenario())
+    async with bench(config, listening=False) as b, b.client() as client:
+        answers = [client.chat(images=bytes(LARGE), seed=seed, priority=1) for seed in range(7)]
+        await until(lambda: b.counts["queued"] == 4)
+        assert b.counts["thinking"] == 3
+        answers[1].cancel()
+        # Its place in the queue goes to the next in line.
+        await until(lambda: (b.counts["queued"], b.counts["thinking"]) == (3, 3))
+        urgent = client.chat(images=bytes(LARGE), seed=7)
+        await until(lambda: b.counts["queued"] == 4)
+        b.stages.listen_again()
+        for index in range(7):
+            await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+        for answer in (answers[0], *answers[2:], urgent):
+            assert (await answer.result()).text == "Hello"
+        assert [request.seed for request in b.stages.requests] == [0, 2, 3, 7, 4, 5, 6]
+        assert b.counts["failed"] == 0
 
 
-def test_a_request_waits_no_longer_than_its_deadline(
+async def test_a_request_waits_no_longer_than_its_deadline(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = full_queue(configure, monkeypatch, LARGE)
 
-    async def scenario() -> None:
-        async with bench(config, listening=False) as b, b.client() as client:
-            for count in (1, 2):
-                client.chat(images=bytes(LARGE))
-                await until(lambda count=count: b.counts["thinking"] == count)  # type: ignore[misc]
-            with pytest.raises(errors.DeadlineError, match="was queued"):
-                await client.chat(images=bytes(LARGE), deadline_s=0.1).result()
-
-    run(scenario())
+    async with bench(config, listening=False) as b, b.client() as client:
+        for count in (1, 2):
+            client.chat(images=bytes(LARGE))
+            await until(lambda count=count: b.counts["thinking"] == count)  # type: ignore[misc]
+        with pytest.raises(errors.DeadlineError, match="was queued"):
+            await client.chat(images=bytes(LARGE), deadline_s=0.1).result()
 
 
-def test_files_are_fetched_for_the_thinker(configure: Configure, tmp_path: object) -> None:
+async def test_files_are_fetched_for_the_thinker(configure: Configure, tmp_path: object) -> None:
     authority = Authority(tmp_path)  # type: ignore[arg-type]
 
-    async def scenario() -> None:
-        async with https_server(authority) as server:
-            server.give("/a.png", PICTURE)
-            server.give("/b.ogg", SOUND)
-            never = asyncio.Event()
-            server.answers["/never"] = lambda _: never.wait()  # type: ignore[assignment,return-value]
-            config = configure(media={"url_hosts": [f"{HOST}:{server.port}"]})
+    async with https_server(authority) as server:
+        server.give("/a.png", PICTURE)
+        server.give("/b.ogg", SOUND)
+        never = asyncio.Event()
+        server.answers["/never"] = lambda _: never.wait()  # type: ignore[assignment,return-value]
+        config = configure(media={"url_hosts": [f"{HOST}:{server.port}"]})
 
-            async def here(host: str, port: int) -> list[str]:
-                return ["127.0.0.1"]
+        async def here(host: str, port: int) -> list[str]:
+            return ["127.0.0.1"]
 
-            fetcher = Fetcher(config.media, here, lambda _: True, authority.trusting)
-            place = f"https://{HOST}:{server.port}"
-            async with bench(config, fetch=fetcher) as b, b.client() as client:
-                client.chat(images=[f"{place}/a.png", FILM], audio=f"{place}/b.ogg")
-                request = await b.stages.request(0)
-                assert [bytes(item.data.view) for item in request.media] == [SOUND, PICTURE, FILM]
-                with pytest.raises(errors.MediaUnreachableError, match=r"image 2: media\.test answered 404"):
-                    await client.chat(images=[FILM, f"{place}/c.png"], audio=f"{place}/never").result()
-                with pytest.raises(errors.MediaUnreachableError, match=r"audio 1: .* fetch from example"):
-                    await client.chat(audio="https://example.com/").result()
-                with pytest.raises(errors.DeadlineError, match="was being checked"):
-                    await client.chat(audio=f"{place}/never", deadline_s=0.1).result()
-                assert b.counts["expired"] == 1
-                asked = len(server.asked)
-                answer = client.chat(audio=f"{place}/never")
-                await until(lambda: len(server.asked) > asked)
-                answer.cancel()
-                with pytest.raises(errors.CancelledRequestError):
-                    await answer.result()
-                never.set()
-
-    run(scenario())
+        fetcher = Fetcher(config.media, here, lambda _: True, authority.trusting)
+        place = f"https://{HOST}:{server.port}"
+        async with bench(config, fetch=fetcher) as b, b.client() as client:
+            client.chat(images=[f"{place}/a.png", FILM], audio=f"{place}/b.ogg")
+            request = await b.stages.request(0)
+            assert [bytes(item.data.view) for item in request.media] == [SOUND, PICTURE, FILM]
+            with pytest.raises(errors.MediaUnreachableError, match=r"image 2: media\.test answered 404"):
+                await client.chat(images=[FILM, f"{place}/c.png"], audio=f"{place}/never").result()
+            with pytest.raises(errors.MediaUnreachableError, match=r"audio 1: .* fetch from example"):
+                await client.chat(audio="https://example.com/").result()
+            with pytest.raises(errors.DeadlineError, match="was being checked"):
+                await client.chat(audio=f"{place}/never", deadline_s=0.1).result()
+            assert b.counts["expired"] == 1
+            asked = len(server.asked)
+            answer = client.chat(audio=f"{place}/never")
+            await until(lambda: len(server.asked) > asked)
+            answer.cancel()
+            with pytest.raises(errors.CancelledRequestError):
+                await answer.result()
+            never.set()
 
 
-def test_the_process_fetches_only_where_hosts_are_allowed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(media={"url_hosts": ["media.invalid"]})) as b, b.client() as client:
-            with pytest.raises(errors.MediaUnreachableError, match=r"media\.invalid has no address"):
-                await client.chat(images="https://media.invalid/x").result()
-
-    run(scenario())
+async def test_the_process_fetches_only_where_hosts_are_allowed(configure: Configure) -> None:
+    async with bench(configure(media={"url_hosts": ["media.invalid"]})) as b, b.client() as client:
+        with pytest.raises(errors.MediaUnreachableError, match=r"media\.invalid has no address"):
+            await client.chat(images="https://media.invalid/x").result()
 
 
-def test_percent_encoded_urls_and_long_ones(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            content = bytes(range(256)) * 4000
-            client.chat(images=["data:," + quote_from_bytes(content), data_url(content)])
-            assert [bytes(each.data.view) for each in (await b.stages.request(0)).media] == [content] * 2
-
-    run(scenario())
+async def test_percent_encoded_urls_and_long_ones(tcp: Bench, client: AsyncClient) -> None:
+    content = bytes(range(256)) * 4000
+    client.chat(images=["data:," + quote_from_bytes(content), data_url(content)])
+    assert [bytes(each.data.view) for each in (await tcp.stages.request(0)).media] == [content] * 2

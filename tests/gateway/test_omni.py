@@ -17,7 +17,6 @@ import pytest
 from omnirelay import ChatMessage
 from omnirelay.errors import ConfigError, GatewayUnreachableError, OutputError, RequestError, StageStartError
 from omnirelay.server import AsyncOmni, Omni, OmniAnswer
-from tests.gateway.bench import run
 from tests.support.children import Child
 
 LEFT = """
@@ -102,18 +101,15 @@ def test_prompts_are_answered_in_order_and_one_that_fails_harms_no_other(
     assert capsys.readouterr() == ("", "")
 
 
-def test_stacks_run_beside_each_other_in_one_event_loop(temporary: Path) -> None:
-    async def scenario() -> None:
-        async with AsyncOmni(text_only=True, log=temporary / "one.log") as one, AsyncOmni() as two:
-            answers = await asyncio.gather(one.generate(["a", "b"], speech=False), two.generate("c"))
-            assert [len(each) for each in answers] == [2, 1]
-            assert [event async for event in two.chat("Hello")]
-            # Plain code in a notebook: a loop runs in its thread.
-            with Omni(text_only=True) as three:
-                assert three.generate("d", speech=False)[0].text
-            assert (await one.status()).gateway.text_only
-
-    run(scenario())
+async def test_stacks_run_beside_each_other_in_one_event_loop(temporary: Path) -> None:
+    async with AsyncOmni(text_only=True, log=temporary / "one.log") as one, AsyncOmni() as two:
+        answers = await asyncio.gather(one.generate(["a", "b"], speech=False), two.generate("c"))
+        assert [len(each) for each in answers] == [2, 1]
+        assert [event async for event in two.chat("Hello")]
+        # Plain code in a notebook: a loop runs in its thread.
+        with Omni(text_only=True) as three:
+            assert three.generate("d", speech=False)[0].text
+        assert (await one.status()).gateway.text_only
     assert stacks() == []
     assert "thinker says hello" in (temporary / "one.log").read_text()
 

@@ -15,7 +15,7 @@ from omnirelay.client import player
 from omnirelay.client.player import PLAYERS, Playback, find_player
 from omnirelay.errors import PlayerError
 from shared.config import Config
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import bench
 from tests.gateway.http_bench import speaking
 from tests.support.terminal import make_program
 
@@ -219,23 +219,20 @@ def test_what_is_there_to_its_end_is_played_at_once(programs: Path) -> None:
     assert (programs / "played").stat().st_size == 4 * 2400
 
 
-def test_the_client_plays_an_answer(programs: Path, configure: Callable[..., Config]) -> None:
+async def test_the_client_plays_an_answer(programs: Path, configure: Callable[..., Config]) -> None:
     put(programs, "aplay", f"exec cat > '{programs / 'played'}'")
     said = [np.frombuffer(samples(seconds), "<f4") for seconds in (0.25, 0.5)]
 
-    async def scenario() -> None:
-        async with bench(configure()) as b, speaking(b, "How are you?", said):
-            result = await asyncio.to_thread(played, b.listen)
-            assert result.text == "How are you?"
-            assert (programs / "played").read_bytes() == result.waveform == b"".join(map(bytes, said))
-            put(programs, "aplay", "echo no such device >&2; exit 1")
-            with pytest.raises(PlayerError, match="no such device"):
-                await asyncio.to_thread(played, b.listen)
-            (programs / "aplay").unlink()
-            with pytest.raises(PlayerError, match="install one of paplay"):
-                await asyncio.to_thread(played, b.listen)
-
-    run(scenario())
+    async with bench(configure()) as b, speaking(b, "How are you?", said):
+        result = await asyncio.to_thread(played, b.listen)
+        assert result.text == "How are you?"
+        assert (programs / "played").read_bytes() == result.waveform == b"".join(map(bytes, said))
+        put(programs, "aplay", "echo no such device >&2; exit 1")
+        with pytest.raises(PlayerError, match="no such device"):
+            await asyncio.to_thread(played, b.listen)
+        (programs / "aplay").unlink()
+        with pytest.raises(PlayerError, match="install one of paplay"):
+            await asyncio.to_thread(played, b.listen)
 
 
 def played(address: str) -> ChatResult:

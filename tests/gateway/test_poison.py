@@ -5,9 +5,9 @@ import pytest
 from omnirelay import AsyncClient, errors
 from omnirelay.client.answer import AsyncAnswer
 from shared.messages import STAGES, StageName, ThinkRequest
-from tests.gateway.bench import Bench
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import FakeReplica, until
-from tests.gateway.recovering import SOON_S, Configure, is_lost, recover, recovering, seen
+from tests.gateway.recovering import SOON_S, is_lost, recovering, seen
 from tests.gateway.scripted import Script, whole
 
 pytestmark = pytest.mark.usefixtures("no_pause")
@@ -67,10 +67,10 @@ async def finish(b: Bench, script: Script, first: int, answers: list[AsyncAnswer
 
 @pytest.mark.parametrize("reports", [True, False], ids=["raises", "without a word"])
 @pytest.mark.parametrize("stage", STAGES)
-def test_a_request_that_ends_an_engine_again_is_refused_and_its_neighbours_are_not(
+async def test_a_request_that_ends_an_engine_again_is_refused_and_its_neighbours_are_not(
     configure: Configure, stage: StageName, reports: bool
 ) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+    async with bench(recovering(configure, resume_attempts=1 if reports else 2)) as b, b.client() as client:
         script = Script(b)
         answers = await begun(b, client, script, STREAMS)
         first = 0
@@ -92,11 +92,9 @@ def test_a_request_that_ends_an_engine_again_is_refused_and_its_neighbours_are_n
             await answers.pop(POISON).result()
         await finish(b, script, first + STREAMS, answers)
 
-    recover(recovering(configure, resume_attempts=1 if reports else 2), scenario)
 
-
-def test_the_end_of_a_replica_is_enough_if_its_report_is_late(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_the_end_of_a_replica_is_enough_if_its_report_is_late(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script = Script(b)
         [answer] = await begun(b, client, script, 1)
         await dies(b, "talker", [])
@@ -106,13 +104,11 @@ def test_the_end_of_a_replica_is_enough_if_its_report_is_late(configure: Configu
         with pytest.raises(errors.PoisonRequestError):
             await answer.result()
 
-    recover(recovering(configure), scenario)
 
-
-def test_a_suspect_that_was_not_computed_alone_is_not_refused(configure: Configure) -> None:
+async def test_a_suspect_that_was_not_computed_alone_is_not_refused(configure: Configure) -> None:
     """Else a suspect of another gateway may have been the reason, or an operator."""
 
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script = Script(b)
         answers = await begun(b, client, script, 2)
         await dies(b, "talker", b.stages.requests[:2])
@@ -123,11 +119,9 @@ def test_a_suspect_that_was_not_computed_alone_is_not_refused(configure: Configu
         await attempts(b, 4, 2, ("talker",))
         await finish(b, script, 4, answers)
 
-    recover(recovering(configure), scenario)
 
-
-def test_a_replica_that_comes_back_does_not_count(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_replica_that_comes_back_does_not_count(configure: Configure) -> None:
+    async with bench(recovering(configure, heartbeat_timeout_s=SOON_S)) as b, b.client() as client:
         script = Script(b)
         answers = [client.chat("Hi", seed=number) for number in range(2)]
         await b.stages.request(1)
@@ -140,11 +134,9 @@ def test_a_replica_that_comes_back_does_not_count(configure: Configure) -> None:
         await attempts(b, 4, 2, ())
         await finish(b, script, 4, answers)
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S), scenario)
 
-
-def test_a_stage_that_is_stopped_makes_nobody_a_suspect(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_stage_that_is_stopped_makes_nobody_a_suspect(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script = Script(b)
         answers = await begun(b, client, script, 1)
         talker = b.stages.replica("talker")
@@ -153,5 +145,3 @@ def test_a_stage_that_is_stopped_makes_nobody_a_suspect(configure: Configure) ->
         await dies(b, "talker", [])
         await attempts(b, 1, 1, ())
         await finish(b, script, 1, answers)
-
-    recover(recovering(configure), scenario)

@@ -16,7 +16,6 @@ from omnirelay.cli.output import say
 from omnirelay.cli.progress import ERASE, ProgressLine
 from omnirelay.events import ErrorEvent
 from omnirelay.protocol import PROTOCOL_VERSION, Reply, Welcome, pack, read_frame, read_length
-from tests.gateway.bench import run
 from tests.support.terminal import COLUMNS, CTRL_C, piped, terminal
 
 CLI = ("-m", "omnirelay.cli")
@@ -137,19 +136,16 @@ def test_a_terminal_that_goes_away_harms_nobody(
         assert tried.wait(10)
 
 
-def test_up_at_a_terminal(place: Path) -> None:
-    async def scenario() -> None:
-        async with terminal(*CLI, "up", cwd=place, **stack_variables()) as shown:
-            await shown.see("waiting for gateway, thinker, talker, token2wav (")
-            before = await shown.see("ready: tcp://")
-            assert before.count("is ready after") == 4
-            assert re.search(r"waiting for [a-z2, ]+ \(\d+ s\)\x1b?", before)
-            assert "waiting for" not in before.rpartition(ERASE)[2]
-            shown.type(CTRL_C)
-            await shown.see("stopped")
-            assert await shown.ended() == 0
-
-    run(scenario())
+async def test_up_at_a_terminal(place: Path) -> None:
+    async with terminal(*CLI, "up", cwd=place, **stack_variables()) as shown:
+        await shown.see("waiting for gateway, thinker, talker, token2wav (")
+        before = await shown.see("ready: tcp://")
+        assert before.count("is ready after") == 4
+        assert re.search(r"waiting for [a-z2, ]+ \(\d+ s\)\x1b?", before)
+        assert "waiting for" not in before.rpartition(ERASE)[2]
+        shown.type(CTRL_C)
+        await shown.see("stopped")
+        assert await shown.ended() == 0
 
 
 def stack_variables() -> dict[str, str]:
@@ -166,41 +162,32 @@ def workshop(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def test_making_a_checkpoint_at_a_terminal(workshop: Path) -> None:
-    async def scenario() -> None:
-        async with terminal(*CLI, "checkpoint", "there", cwd=workshop) as shown:
-            await shown.see("making the checkpoint, done: tokenizer, thinker (")
-            (workshop / "go on").write_text("0")
-            assert await shown.ended() == 0
-            assert "million" not in shown.seen
-
-    run(scenario())
+async def test_making_a_checkpoint_at_a_terminal(workshop: Path) -> None:
+    async with terminal(*CLI, "checkpoint", "there", cwd=workshop) as shown:
+        await shown.see("making the checkpoint, done: tokenizer, thinker (")
+        (workshop / "go on").write_text("0")
+        assert await shown.ended() == 0
+        assert "million" not in shown.seen
     assert (workshop / "there" / "config.json").is_file()
 
 
-def test_making_a_checkpoint_that_fails_at_a_terminal_shows_all_that_was_told(workshop: Path) -> None:
+async def test_making_a_checkpoint_that_fails_at_a_terminal_shows_all_that_was_told(workshop: Path) -> None:
     (workshop / "go on").write_text("3")
 
-    async def scenario() -> None:
-        async with terminal(*CLI, "checkpoint", "there", cwd=workshop) as shown:
-            await shown.see("thinker, 1.1 million parameters (0.4 s)\r\nfiles (0.1 s)")
-            assert await shown.ended() == 3
-
-    run(scenario())
+    async with terminal(*CLI, "checkpoint", "there", cwd=workshop) as shown:
+        await shown.see("thinker, 1.1 million parameters (0.4 s)\r\nfiles (0.1 s)")
+        assert await shown.ended() == 3
 
 
-def test_making_a_checkpoint_elsewhere_prints_lines(workshop: Path) -> None:
+async def test_making_a_checkpoint_elsewhere_prints_lines(workshop: Path) -> None:
     (workshop / "go on").write_text("0")
 
-    async def scenario() -> None:
-        status, _, told = await piped(*CLI, "checkpoint", "there", lines=b"", cwd=workshop)
-        assert status == 0
-        assert told == "tokenizer (0.1 s)\nthinker, 1.1 million parameters (0.4 s)\nfiles (0.1 s)\n"
-
-    run(scenario())
+    status, _, told = await piped(*CLI, "checkpoint", "there", lines=b"", cwd=workshop)
+    assert status == 0
+    assert told == "tokenizer (0.1 s)\nthinker, 1.1 million parameters (0.4 s)\nfiles (0.1 s)\n"
 
 
-def test_a_large_file_on_its_way(tmp_path: Path) -> None:
+async def test_a_large_file_on_its_way(tmp_path: Path) -> None:
     """A gateway that reads half of a request, and the rest when it is told to."""
     (tmp_path / "film.mp4").write_bytes(bytes(40 * 2**20))
     go_on = asyncio.Event()
@@ -218,22 +205,19 @@ def test_a_large_file_on_its_way(tmp_path: Path) -> None:
         await writer.drain()
         writer.close()
 
-    async def scenario() -> None:
-        async with await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**16) as server:
-            port = server.sockets[0].getsockname()[1]
-            arguments = ("chat", "--video", "film.mp4", "--gateway", f"tcp://127.0.0.1:{port}")
-            async with terminal(*CLI, *arguments, cwd=tmp_path) as shown:
-                sent = 0
-                while sent < 20:
-                    line = re.search(r"sending (\d+) MiB of 40 MiB \($", await shown.see(" of 40 MiB ("))
-                    assert line is not None
-                    sent = int(line[1])
-                assert sent < 40
-                go_on.set()
-                told = await shown.see("omnirelay: busy: come again")
-                assert len(told) < 10 * COLUMNS
-                assert "sending" not in told.rpartition(ERASE)[2]
-                assert await shown.ended() == 1
-
-    run(scenario())
+    async with await asyncio.start_server(serve, "127.0.0.1", 0, limit=2**16) as server:
+        port = server.sockets[0].getsockname()[1]
+        arguments = ("chat", "--video", "film.mp4", "--gateway", f"tcp://127.0.0.1:{port}")
+        async with terminal(*CLI, *arguments, cwd=tmp_path) as shown:
+            sent = 0
+            while sent < 20:
+                line = re.search(r"sending (\d+) MiB of 40 MiB \($", await shown.see(" of 40 MiB ("))
+                assert line is not None
+                sent = int(line[1])
+            assert sent < 40
+            go_on.set()
+            told = await shown.see("omnirelay: busy: come again")
+            assert len(told) < 10 * COLUMNS
+            assert "sending" not in told.rpartition(ERASE)[2]
+            assert await shown.ended() == 1
     assert read[0] > 40 * 2**20

@@ -350,17 +350,21 @@ def test_resolve_model_asks_the_hub_for_ids(
     checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    asked: list[tuple[str, list[str] | None]] = []
+    asked: list[tuple[str, str | None, list[str] | None]] = []
 
-    def download(hub_id: str, allow_patterns: list[str] | None) -> str:
-        asked.append((hub_id, allow_patterns))
+    def download(hub_id: str, revision: str | None, allow_patterns: list[str] | None) -> str:
+        asked.append((hub_id, revision, allow_patterns))
         if hub_id == "no/network":
             raise OSError("no network here")
         return str(checkpoint_dir)
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert resolve_model(Config(model="Qwen/Qwen2.5-Omni-7B"), ["*.json"]) == checkpoint_dir
-    assert asked == [("Qwen/Qwen2.5-Omni-7B", ["*.json"])]
+    assert resolve_model(Config(model="Qwen/Qwen2.5-Omni-7B", revision="0a1b")) == checkpoint_dir
+    assert asked == [
+        ("Qwen/Qwen2.5-Omni-7B", None, ["*.json"]),
+        ("Qwen/Qwen2.5-Omni-7B", "0a1b", None),
+    ]
     with pytest.raises(CheckpointError, match="no network here"):
         resolve_model(Config(model="no/network"))
 

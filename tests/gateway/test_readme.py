@@ -13,9 +13,9 @@ from omnirelay.cli.main import main
 from shared.config import Config
 from tests.gateway.bench import run
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.support.children import ROOT
 from tests.support.media import spoken
 
-ROOT = Path(__file__).resolve().parents[2]
 PAGES = [ROOT / name for name in ("README.md", "docs/client.md", "docs/cli.md")]
 API = [ROOT / f"docs/{name}.md" for name in ("api", "api-chat", "api-speech", "api-realtime")]
 FILES = ["question.ogg", "bark.mp3", "cat.jpg", "dog.png", "house.jpg", "other.jpg", "film.mp4"]
@@ -58,28 +58,25 @@ def test_the_examples_run(
     run(scenario())
 
 
-def test_the_examples_of_the_pages_on_http_run(
+async def test_the_examples_of_the_pages_on_http_run(
     configure: Callable[..., Config], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     Path("question.wav").write_bytes(spoken())
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            b.stages.serve(b.encode("Hello"))
-            names: dict[str, object] = {}
-            # The pages do not close them; when they are collected, and whether in peace, would be chance.
-            clients = set()
-            for page in API:
-                for block in examples(page):
-                    await asyncio.to_thread(exec, compile(here(block, b), page.name, "exec"), names)
-                    clients.add(names["client"])
-            for client in clients:
-                if isinstance(client, openai.OpenAI):
-                    client.close()
-            assert Path("reply.mp3").stat().st_size > 100
-            # Samples of the imitated stages.
-            assert Path("reply.pcm").stat().st_size == 2 * 360
-            assert Path("morning.wav").stat().st_size == 44 + 2 * 360
-
-    run(scenario())
+    async with http_bench(configure(http_gateway())) as b:
+        b.stages.serve(b.encode("Hello"))
+        names: dict[str, object] = {}
+        # The pages do not close them; when they are collected, and whether in peace, would be chance.
+        clients = set()
+        for page in API:
+            for block in examples(page):
+                await asyncio.to_thread(exec, compile(here(block, b), page.name, "exec"), names)
+                clients.add(names["client"])
+        for client in clients:
+            if isinstance(client, openai.OpenAI):
+                client.close()
+        assert Path("reply.mp3").stat().st_size > 100
+        # Samples of the imitated stages.
+        assert Path("reply.pcm").stat().st_size == 2 * 360
+        assert Path("morning.wav").stat().st_size == 44 + 2 * 360

@@ -203,23 +203,20 @@ def check_whole(events: list[Any]) -> None:
 
 @pytest.mark.parametrize("elsewhere", [False, True])
 @pytest.mark.parametrize("count", range(len(WHOLE)))
-def test_after_any_event_the_answer_goes_on(count: int, elsewhere: bool) -> None:
+async def test_after_any_event_the_answer_goes_on(count: int, elsewhere: bool) -> None:
     """At the same gateway, or at the next of the list."""
 
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            first, second = answers(*WHOLE[:count]), expect(held(count))
-            if elsewhere:
-                parts = [await stack.enter_async_context(gateway(part)) for part in (first, second)]
-            else:
-                parts = [await stack.enter_async_context(gateway(first, second))]
-            async with AsyncClient(parts) as client:
-                answer = client.chat("Hi")
-                check_whole(await gathered(answer))
-                assert answer.request_id == "r2"
-                assert client.address == parts[-1]
-
-    run(scenario())
+    async with AsyncExitStack() as stack:
+        first, second = answers(*WHOLE[:count]), expect(held(count))
+        if elsewhere:
+            parts = [await stack.enter_async_context(gateway(part)) for part in (first, second)]
+        else:
+            parts = [await stack.enter_async_context(gateway(first, second))]
+        async with AsyncClient(parts) as client:
+            answer = client.chat("Hi")
+            check_whole(await gathered(answer))
+            assert answer.request_id == "r2"
+            assert client.address == parts[-1]
 
 
 def test_all_open_answers_go_on_and_later_ones_are_asked_there() -> None:
@@ -246,34 +243,28 @@ def test_all_open_answers_go_on_and_later_ones_are_asked_there() -> None:
     run(scenario())
 
 
-def test_a_gateway_that_was_lost_while_nothing_was_open_is_found_again() -> None:
-    async def scenario() -> None:
-        (port,) = free_ports(1)
-        async with AsyncExitStack() as stack:
-            async with gateway(answers(*WHOLE), port=port) as address:
-                client = await stack.enter_async_context(AsyncClient(address))
-                check_whole(await gathered(client.chat("Hi")))
-            async with gateway(expect(None), port=port):
-                check_whole(await gathered(client.chat("Hi")))
-
-    run(scenario())
+async def test_a_gateway_that_was_lost_while_nothing_was_open_is_found_again() -> None:
+    (port,) = free_ports(1)
+    async with AsyncExitStack() as stack:
+        async with gateway(answers(*WHOLE), port=port) as address:
+            client = await stack.enter_async_context(AsyncClient(address))
+            check_whole(await gathered(client.chat("Hi")))
+        async with gateway(expect(None), port=port):
+            check_whole(await gathered(client.chat("Hi")))
 
 
-def test_a_restart_is_waited_for() -> None:
-    async def scenario() -> None:
-        (port,) = free_ports(1)
-        async with AsyncExitStack() as stack:
-            async with gateway(answers(*WHOLE[:4]), port=port) as address:
-                client = await stack.enter_async_context(AsyncClient(address))
-                answer = client.chat("Hi")
-                taken = [await anext(answer), await anext(answer)]
-            async with gateway(expect(held(4)), port=port):
-                check_whole(taken + await gathered(answer))
-
-    run(scenario())
+async def test_a_restart_is_waited_for() -> None:
+    (port,) = free_ports(1)
+    async with AsyncExitStack() as stack:
+        async with gateway(answers(*WHOLE[:4]), port=port) as address:
+            client = await stack.enter_async_context(AsyncClient(address))
+            answer = client.chat("Hi")
+            taken = [await anext(answer), await anext(answer)]
+        async with gateway(expect(held(4)), port=port):
+            check_whole(taken + await gathered(answer))
 
 
-def test_a_silent_gateway_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_gateway_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     """It is asked first, and one that answers is not given up."""
     monkeypatch.setattr(transport, "TICK_S", 0.02)
 
@@ -284,19 +275,16 @@ def test_a_silent_gateway_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
         assert isinstance(await session.hear(), Ping)
         await stay(session)
 
-    async def scenario() -> None:
-        async with (
-            gateway(answers(*WHOLE[:4], then=pings)) as silent,
-            gateway(expect(held(4))) as other,
-            AsyncClient([silent, other]) as client,
-        ):
-            check_whole(await gathered(client.chat("Hi")))
-            assert client.address == other
-
-    run(scenario())
+    async with (
+        gateway(answers(*WHOLE[:4], then=pings)) as silent,
+        gateway(expect(held(4))) as other,
+        AsyncClient([silent, other]) as client,
+    ):
+        check_whole(await gathered(client.chat("Hi")))
+        assert client.address == other
 
 
-def test_a_refusal_is_tried_again_where_the_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_tried_again_where_the_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """A gateway that has just started lacks its stages for a while."""
     missing = ErrorEvent(code="stage_unavailable", message="no thinker")
 
@@ -307,24 +295,18 @@ def test_a_refusal_is_tried_again_where_the_answer_goes_on(monkeypatch: pytest.M
             await session.say(client_id, refused)
         await expect(held(4))(session)
 
-    async def scenario() -> None:
-        async with gateway(answers(*WHOLE[:4]), refuse) as address, AsyncClient(address) as client:
-            check_whole(await gathered(client.chat("Hi")))
-
-    run(scenario())
+    async with gateway(answers(*WHOLE[:4]), refuse) as address, AsyncClient(address) as client:
+        check_whole(await gathered(client.chat("Hi")))
 
 
-def test_a_first_refusal_is_the_answer() -> None:
-    async def scenario() -> None:
-        async with gateway(answers(REFUSED, then=stay)) as address, AsyncClient(address) as client:
-            with pytest.raises(BusyError, match="no place"):
-                await client.chat("Hi").result()
-
-    run(scenario())
+async def test_a_first_refusal_is_the_answer() -> None:
+    async with gateway(answers(REFUSED, then=stay)) as address, AsyncClient(address) as client:
+        with pytest.raises(BusyError, match="no place"):
+            await client.chat("Hi").result()
 
 
 @pytest.mark.parametrize("code", ["stopping", "cancelled"])
-def test_a_gateway_that_stops_is_left(code: str) -> None:
+async def test_a_gateway_that_stops_is_left(code: str) -> None:
     """Its own requests may end there; those that it refuses or gives up go on elsewhere."""
     stopped = ErrorEvent(code=code, message="shutting down", retry_after_ms=60_000)
 
@@ -336,53 +318,44 @@ def test_a_gateway_that_stops_is_left(code: str) -> None:
         await session.say(first, *WHOLE[3:])
         await stay(session)
 
-    async def scenario() -> None:
-        async with (
-            gateway(stop) as old,
-            gateway(expect(held(1))) as new,
-            AsyncClient([old, new]) as client,
-        ):
-            one, two = client.chat("Hi"), client.chat("Hi")
-            check_whole(await gathered(one))
-            check_whole(await gathered(two))
-            assert one.request_id == "r1"
-            assert client.address == new
-
-    run(scenario())
+    async with (
+        gateway(stop) as old,
+        gateway(expect(held(1))) as new,
+        AsyncClient([old, new]) as client,
+    ):
+        one, two = client.chat("Hi"), client.chat("Hi")
+        check_whole(await gathered(one))
+        check_whole(await gathered(two))
+        assert one.request_id == "r1"
+        assert client.address == new
 
 
-def test_an_error_of_the_request_itself_is_not_retried() -> None:
+async def test_an_error_of_the_request_itself_is_not_retried() -> None:
     failed = ErrorEvent(code="stage_failed", message="it failed")
 
-    async def scenario() -> None:
-        async with (
-            gateway(answers(*WHOLE[:3]), answers(failed, then=stay)) as address,
-            AsyncClient(address) as client,
-        ):
-            with pytest.raises(StageFailedError):
-                await gathered(client.chat("Hi"))
-
-    run(scenario())
+    async with (
+        gateway(answers(*WHOLE[:3]), answers(failed, then=stay)) as address,
+        AsyncClient(address) as client,
+    ):
+        with pytest.raises(StageFailedError):
+            await gathered(client.chat("Hi"))
 
 
-def test_what_is_hopeless_says_what_was_tried() -> None:
-    async def scenario() -> None:
-        (gone,) = free_ports(1)
-        other = f"tcp://127.0.0.1:{gone}"
-        async with AsyncExitStack() as stack:
-            async with gateway(answers(*WHOLE[:4])) as address:
-                client = await stack.enter_async_context(AsyncClient([address, other], reconnect_s=0.5))
-                answer = client.chat("Hi")
-                assert isinstance(await anext(answer), TextEvent)
-            with pytest.raises(GatewayUnreachableError, match=r"within 0\.5 s; tried \d+ times") as hopeless:
-                await gathered(answer)
-            assert address in str(hopeless.value)
-            assert other in str(hopeless.value)
-
-    run(scenario())
+async def test_what_is_hopeless_says_what_was_tried() -> None:
+    (gone,) = free_ports(1)
+    other = f"tcp://127.0.0.1:{gone}"
+    async with AsyncExitStack() as stack:
+        async with gateway(answers(*WHOLE[:4])) as address:
+            client = await stack.enter_async_context(AsyncClient([address, other], reconnect_s=0.5))
+            answer = client.chat("Hi")
+            assert isinstance(await anext(answer), TextEvent)
+        with pytest.raises(GatewayUnreachableError, match=r"within 0\.5 s; tried \d+ times") as hopeless:
+            await gathered(answer)
+        assert address in str(hopeless.value)
+        assert other in str(hopeless.value)
 
 
-def test_a_gateway_that_never_takes_it_is_given_up() -> None:
+async def test_a_gateway_that_never_takes_it_is_given_up() -> None:
     async def refuse(session: Session) -> None:
         while True:
             client_id, _ = await session.asked()
@@ -392,104 +365,86 @@ def test_a_gateway_that_never_takes_it_is_given_up() -> None:
         with pytest.raises(asyncio.IncompleteReadError):
             await refuse(session)
 
-    async def scenario() -> None:
-        async with (
-            gateway(answers(*WHOLE[:4]), refuse_to_the_end) as address,
-            AsyncClient(address, reconnect_s=0.5) as client,
-        ):
-            with pytest.raises(GatewayUnreachableError, match=r"could not go on: tried .* no place"):
-                await gathered(client.chat("Hi"))
-
-    run(scenario())
+    async with (
+        gateway(answers(*WHOLE[:4]), refuse_to_the_end) as address,
+        AsyncClient(address, reconnect_s=0.5) as client,
+    ):
+        with pytest.raises(GatewayUnreachableError, match=r"could not go on: tried .* no place"):
+            await gathered(client.chat("Hi"))
 
 
-def test_a_key_that_is_refused_everywhere_is_told_at_once() -> None:
+async def test_a_key_that_is_refused_everywhere_is_told_at_once() -> None:
     async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await read_frame(reader, 2**20)
         writer.write(pack(Refusal("unauthenticated", "who are you")))
         writer.close()
 
-    async def scenario() -> None:
-        (port,) = free_ports(1)
-        async with AsyncExitStack() as stack:
-            async with gateway(answers(*WHOLE[:4]), port=port) as address:
-                client = await stack.enter_async_context(AsyncClient(address))
-                answer = client.chat("Hi")
-                assert isinstance(await anext(answer), TextEvent)
-            async with await asyncio.start_server(refuse, "127.0.0.1", port):
-                with pytest.raises(UnauthenticatedError, match="who are you"):
-                    await gathered(answer)
-
-    run(scenario())
-
-
-def test_a_cancel_between_two_gateways_ends_it() -> None:
-    async def scenario() -> None:
-        async with AsyncExitStack() as stack:
-            async with gateway(answers(*WHOLE[:2])) as address:
-                client = await stack.enter_async_context(AsyncClient(address))
-                answer = client.chat("Hi")
-                assert isinstance(await anext(answer), TextEvent)
-            while answer._open._connection is not None:
-                await asyncio.sleep(0)
-            answer.cancel()
-            with pytest.raises(CancelledRequestError):
+    (port,) = free_ports(1)
+    async with AsyncExitStack() as stack:
+        async with gateway(answers(*WHOLE[:4]), port=port) as address:
+            client = await stack.enter_async_context(AsyncClient(address))
+            answer = client.chat("Hi")
+            assert isinstance(await anext(answer), TextEvent)
+        async with await asyncio.start_server(refuse, "127.0.0.1", port):
+            with pytest.raises(UnauthenticatedError, match="who are you"):
                 await gathered(answer)
 
-    run(scenario())
+
+async def test_a_cancel_between_two_gateways_ends_it() -> None:
+    async with AsyncExitStack() as stack:
+        async with gateway(answers(*WHOLE[:2])) as address:
+            client = await stack.enter_async_context(AsyncClient(address))
+            answer = client.chat("Hi")
+            assert isinstance(await anext(answer), TextEvent)
+        while answer._open._connection is not None:
+            await asyncio.sleep(0)
+        answer.cancel()
+        with pytest.raises(CancelledRequestError):
+            await gathered(answer)
 
 
-def test_a_cancelled_answer_does_not_go_on() -> None:
+async def test_a_cancelled_answer_does_not_go_on() -> None:
     """The gateway is lost before it has confirmed."""
 
     async def lost(session: Session) -> None:
         assert isinstance(await session.hear(), Cancel)
 
-    async def scenario() -> None:
-        async with gateway(answers(*WHOLE[:2], then=lost)) as address, AsyncClient(address) as client:
-            answer = client.chat("Hi")
-            assert isinstance(await anext(answer), TextEvent)
-            answer.cancel()
-            with pytest.raises(CancelledRequestError):
-                await gathered(answer)
-
-    run(scenario())
-
-
-def test_closing_ends_what_waits_for_a_gateway() -> None:
-    async def scenario() -> None:
-        client = AsyncClient("tcp://127.0.0.1:1")
-        async with gateway(answers(*WHOLE[:2])) as address:
-            client = AsyncClient(address)
-            await client.connect()
-            answer = client.chat("Hi")
-            assert isinstance(await anext(answer), TextEvent)
-        await client.close()
-        with pytest.raises(GatewayUnreachableError, match="was closed"):
+    async with gateway(answers(*WHOLE[:2], then=lost)) as address, AsyncClient(address) as client:
+        answer = client.chat("Hi")
+        assert isinstance(await anext(answer), TextEvent)
+        answer.cancel()
+        with pytest.raises(CancelledRequestError):
             await gathered(answer)
 
-    run(scenario())
+
+async def test_closing_ends_what_waits_for_a_gateway() -> None:
+    client = AsyncClient("tcp://127.0.0.1:1")
+    async with gateway(answers(*WHOLE[:2])) as address:
+        client = AsyncClient(address)
+        await client.connect()
+        answer = client.chat("Hi")
+        assert isinstance(await anext(answer), TextEvent)
+    await client.close()
+    with pytest.raises(GatewayUnreachableError, match="was closed"):
+        await gathered(answer)
 
 
-def test_a_deadline_counts_from_the_first_gateway() -> None:
+async def test_a_deadline_counts_from_the_first_gateway() -> None:
     def shortened(request: GenerateRequest) -> None:
         assert request.deadline_s is not None
         assert 0 < request.deadline_s < 60
 
-    async def scenario() -> None:
-        async with (
-            gateway(answers(*WHOLE[:4]), expect(held(4), shortened)) as address,
-            AsyncClient(address) as client,
-        ):
-            check_whole(await gathered(client.chat("Hi", deadline_s=60)))
-        async with gateway(answers(*WHOLE[:4]), stay) as address, AsyncClient(address) as client:
-            with pytest.raises(DeadlineError, match="interrupted"):
-                await gathered(client.chat("Hi", deadline_s=1e-9))
-
-    run(scenario())
+    async with (
+        gateway(answers(*WHOLE[:4]), expect(held(4), shortened)) as address,
+        AsyncClient(address) as client,
+    ):
+        check_whole(await gathered(client.chat("Hi", deadline_s=60)))
+    async with gateway(answers(*WHOLE[:4]), stay) as address, AsyncClient(address) as client:
+        with pytest.raises(DeadlineError, match="interrupted"):
+            await gathered(client.chat("Hi", deadline_s=1e-9))
 
 
-def test_files_are_sent_again() -> None:
+async def test_files_are_sent_again() -> None:
     sound = bytes(range(256)) * 2048
 
     async def upload(session: Session) -> GenerateRequest:
@@ -514,35 +469,29 @@ def test_files_are_sent_again() -> None:
         await session.say(1, *WHOLE[4:])
         await stay(session)
 
-    async def scenario() -> None:
-        async with gateway(first, second) as address, AsyncClient(address) as client:
-            check_whole(await gathered(client.chat("Hi", audio=sound)))
-        before, after = uploads
-        assert before.messages == after.messages
-        assert after.resume == held(4)
-
-    run(scenario())
+    async with gateway(first, second) as address, AsyncClient(address) as client:
+        check_whole(await gathered(client.chat("Hi", audio=sound)))
+    before, after = uploads
+    assert before.messages == after.messages
+    assert after.resume == held(4)
 
 
-def test_earlier_gateways_are_asked_for_nothing_new() -> None:
+async def test_earlier_gateways_are_asked_for_nothing_new() -> None:
     async def old(session: Session) -> None:
         client_id, request = await session.asked()
         assert not request.resumable
         await session.say(client_id, AcceptedEvent(request_id="r1"), *WHOLE[1:2])
 
-    async def scenario() -> None:
-        async with (
-            gateway(old, resumes=False) as first,
-            gateway(stay) as second,
-            AsyncClient([first, second]) as client,
-        ):
-            with pytest.raises(GatewayUnreachableError, match="an earlier version"):
-                await gathered(client.chat("Hi"))
-
-    run(scenario())
+    async with (
+        gateway(old, resumes=False) as first,
+        gateway(stay) as second,
+        AsyncClient([first, second]) as client,
+    ):
+        with pytest.raises(GatewayUnreachableError, match="an earlier version"):
+            await gathered(client.chat("Hi"))
 
 
-def test_what_has_not_begun_goes_to_an_earlier_gateway_too() -> None:
+async def test_what_has_not_begun_goes_to_an_earlier_gateway_too() -> None:
     async def old(session: Session) -> None:
         client_id, request = await session.asked()
         assert not request.resumable
@@ -551,18 +500,15 @@ def test_what_has_not_begun_goes_to_an_earlier_gateway_too() -> None:
         await session.say(client_id, *WHOLE[6:])
         await stay(session)
 
-    async def scenario() -> None:
-        async with (
-            gateway(answers()) as first,
-            gateway(old, resumes=False) as second,
-            AsyncClient([first, second]) as client,
-        ):
-            check_whole(await gathered(client.chat("Hi")))
-
-    run(scenario())
+    async with (
+        gateway(answers()) as first,
+        gateway(old, resumes=False) as second,
+        AsyncClient([first, second]) as client,
+    ):
+        check_whole(await gathered(client.chat("Hi")))
 
 
-def test_a_program_may_bring_what_it_has() -> None:
+async def test_a_program_may_bring_what_it_has() -> None:
     """And goes on with all of it when the gateway is lost."""
 
     async def first(session: Session) -> None:
@@ -570,99 +516,78 @@ def test_a_program_may_bring_what_it_has() -> None:
         assert request.resume == held(4)
         await session.say(client_id, AcceptedEvent(request_id="r1", seed=5), WHOLE[4])
 
-    async def scenario() -> None:
-        asked = GenerateRequest(prompt_token_ids=[1], seed=5, resume=held(4))
-        async with gateway(first, expect(held(5))) as address, AsyncClient(address) as client:
-            events = await gathered(client.chat(asked))
-        assert [event.seq for event in events if isinstance(event, AudioEvent)] == [1]
-        assert [i for event in events if isinstance(event, TextEvent) for i in event.token_ids] == [12]
-
-    run(scenario())
+    asked = GenerateRequest(prompt_token_ids=[1], seed=5, resume=held(4))
+    async with gateway(first, expect(held(5))) as address, AsyncClient(address) as client:
+        events = await gathered(client.chat(asked))
+    assert [event.seq for event in events if isinstance(event, AudioEvent)] == [1]
+    assert [i for event in events if isinstance(event, TextEvent) for i in event.token_ids] == [12]
 
 
-def test_without_reconnecting_answers_end_with_their_connection() -> None:
+async def test_without_reconnecting_answers_end_with_their_connection() -> None:
     async def plain(session: Session) -> None:
         client_id, request = await session.asked()
         assert not request.resumable
         await session.say(client_id, *WHOLE[:2])
 
-    async def scenario() -> None:
-        async with gateway(plain) as address, AsyncClient(address, reconnect_s=0) as client:
-            with pytest.raises(GatewayUnreachableError, match="was lost"):
-                await gathered(client.chat("Hi"))
-            with pytest.raises(GatewayUnreachableError, match="was lost"):
-                client.chat("Hi")
-
-    run(scenario())
+    async with gateway(plain) as address, AsyncClient(address, reconnect_s=0) as client:
+        with pytest.raises(GatewayUnreachableError, match="was lost"):
+            await gathered(client.chat("Hi"))
+        with pytest.raises(GatewayUnreachableError, match="was lost"):
+            client.chat("Hi")
 
 
 @pytest.mark.parametrize("number", [0, 2])
-def test_a_chunk_that_is_not_the_next_is_refused(number: int) -> None:
+async def test_a_chunk_that_is_not_the_next_is_refused(number: int) -> None:
     told = [*WHOLE[:4], AudioEvent(seq=number, pcm=CHUNK)]
 
-    async def scenario() -> None:
-        async with (
-            gateway(answers(*told, then=stay), expect(None)) as address,
-            AsyncClient(address) as client,
-        ):
-            with pytest.raises(MessageError, match=f"audio event {number}, but 1 is the next"):
-                await gathered(client.chat("Hi"))
-            # Of the connection nothing more is believed; the next request has another.
-            check_whole(await gathered(client.chat("Hi")))
-
-    run(scenario())
+    async with (
+        gateway(answers(*told, then=stay), expect(None)) as address,
+        AsyncClient(address) as client,
+    ):
+        with pytest.raises(MessageError, match=f"audio event {number}, but 1 is the next"):
+            await gathered(client.chat("Hi"))
+        # Of the connection nothing more is believed; the next request has another.
+        check_whole(await gathered(client.chat("Hi")))
 
 
-def test_nothing_to_speak_is_told_once() -> None:
+async def test_nothing_to_speak_is_told_once() -> None:
     nothing = AudioEvent(seq=0, pcm=b"")
 
-    async def scenario() -> None:
-        async with (
-            gateway(answers(WHOLE[0], nothing), answers(WHOLE[0], nothing, DONE, then=stay)) as address,
-            AsyncClient(address) as client,
-        ):
-            events = await gathered(client.chat("Hi"))
-        assert [type(event).__name__ for event in events] == ["AudioEvent", "TimedDoneEvent"]
-
-    run(scenario())
+    async with (
+        gateway(answers(WHOLE[0], nothing), answers(WHOLE[0], nothing, DONE, then=stay)) as address,
+        AsyncClient(address) as client,
+    ):
+        events = await gathered(client.chat("Hi"))
+    assert [type(event).__name__ for event in events] == ["AudioEvent", "TimedDoneEvent"]
 
 
-def test_the_first_address_that_answers_is_used() -> None:
-    async def scenario() -> None:
-        closed = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
-        async with gateway(expect(None)) as address, AsyncClient([*closed, address]) as client:
-            assert client.address == address
-            check_whole(await gathered(client.chat("Hi")))
-        with pytest.raises(GatewayUnreachableError) as unreachable:
-            await AsyncClient(closed).connect()
-        assert all(each in str(unreachable.value) for each in closed)
-        with pytest.raises(ConfigError, match="needs the address"):
-            AsyncClient([])
-
-    run(scenario())
+async def test_the_first_address_that_answers_is_used() -> None:
+    closed = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
+    async with gateway(expect(None)) as address, AsyncClient([*closed, address]) as client:
+        assert client.address == address
+        check_whole(await gathered(client.chat("Hi")))
+    with pytest.raises(GatewayUnreachableError) as unreachable:
+        await AsyncClient(closed).connect()
+    assert all(each in str(unreachable.value) for each in closed)
+    with pytest.raises(ConfigError, match="needs the address"):
+        AsyncClient([])
 
 
-def test_the_command_goes_on_at_the_next_gateway() -> None:
-    async def scenario() -> None:
-        async with gateway(answers(*WHOLE[:4])) as first, gateway(expect(held(4))) as second:
-            process = await asyncio.create_subprocess_exec(
-                *(COMMAND, "chat", "Hi", "--json", "--gateway", first, "--gateway", second),
-                stdin=asyncio.subprocess.DEVNULL,
-                stdout=asyncio.subprocess.PIPE,
-            )
-            said, _ = await process.communicate()
-            assert process.returncode == 0
-        told = [json.loads(line) for line in said.splitlines()]
-        assert [each["event"] for each in told] == ["text", "audio", "text", "audio", "done"]
-        assert [each["seq"] for each in told if each["event"] == "audio"] == [0, 1]
-
-    run(scenario())
+async def test_the_command_goes_on_at_the_next_gateway() -> None:
+    async with gateway(answers(*WHOLE[:4])) as first, gateway(expect(held(4))) as second:
+        process = await asyncio.create_subprocess_exec(
+            *(COMMAND, "chat", "Hi", "--json", "--gateway", first, "--gateway", second),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=asyncio.subprocess.PIPE,
+        )
+        said, _ = await process.communicate()
+        assert process.returncode == 0
+    told = [json.loads(line) for line in said.splitlines()]
+    assert [each["event"] for each in told] == ["text", "audio", "text", "audio", "done"]
+    assert [each["seq"] for each in told if each["event"] == "audio"] == [0, 1]
 
 
-def test_a_request_that_cannot_be_sent_raises_at_once() -> None:
-    async def scenario() -> None:
-        async with gateway(stay) as address, AsyncClient(address) as client:
-            with pytest.raises(InvalidRequestError):
-                client.chat("\ud800")
-
-    run(scenario())
+async def test_a_request_that_cannot_be_sent_raises_at_once() -> None:
+    async with gateway(stay) as address, AsyncClient(address) as client:
+        with pytest.raises(InvalidRequestError):
+            client.chat("\ud800")

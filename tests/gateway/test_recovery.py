@@ -8,15 +8,13 @@ import pytest
 from omnirelay import AsyncClient, errors
 from shared.messages import STAGES, StageLoad, StageName, ThinkRequest
 from shared.transport.wire import encode
-from tests.gateway.bench import Bench, run
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.recovering import (
     SOON_S,
-    Configure,
     half_played,
     is_lost,
-    recover,
     recovering,
     seen,
 )
@@ -76,10 +74,11 @@ POINTS = {
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("loss", LOSSES)
-def test_an_answer_goes_on_where_it_was(
+async def test_an_answer_goes_on_where_it_was(
     configure: Configure, loss: str, stage: StageName, point: str
 ) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+    timeout_s = SOON_S if loss == "silent" else 10.0
+    async with bench(recovering(configure, heartbeat_timeout_s=timeout_s)) as b, b.client() as client:
         script = Script(b)
         answer = client.chat("Hi", seed=3)
         first = await b.stages.request(0)
@@ -127,13 +126,10 @@ def test_an_answer_goes_on_where_it_was(
         )
         assert count == b.process.status().resumes == 1
 
-    timeout_s = SOON_S if loss == "silent" else 10.0
-    recover(recovering(configure, heartbeat_timeout_s=timeout_s), scenario)
-
 
 @pytest.mark.parametrize("share", [0.0, 0.5])
-def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configure, share: float) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configure, share: float) -> None:
+    async with bench(recovering(configure, heartbeat_timeout_s=SOON_S)) as b, b.client() as client:
         script = Script(b)
         answer = client.chat("Hi", speech=False)
         first = await b.stages.request(0)
@@ -149,11 +145,9 @@ def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configure, sh
         await script.play(second)
         await whole(answer, script, speech=False)
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S), scenario)
 
-
-def test_speech_that_is_over_is_not_asked_for_again(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_speech_that_is_over_is_not_asked_for_again(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script = Script(b)
         answer = client.chat("Hi")
         first = await b.stages.request(0)
@@ -168,11 +162,9 @@ def test_speech_that_is_over_is_not_asked_for_again(configure: Configure) -> Non
         await script.play(second)
         await whole(answer, script)
 
-    recover(recovering(configure), scenario)
 
-
-def test_losses_one_after_the_other(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_losses_one_after_the_other(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script = Script(b)
         answer = client.chat("Hi")
         for number, stage in enumerate(STAGES):
@@ -186,11 +178,9 @@ def test_losses_one_after_the_other(configure: Configure) -> None:
         await script.play(last)
         await whole(answer, script)
 
-    recover(recovering(configure), scenario)
 
-
-def test_attempts_are_limited(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_attempts_are_limited(configure: Configure) -> None:
+    async with bench(recovering(configure, resume_attempts=2)) as b, b.client() as client:
         answer = client.chat("Hi")
         for number in range(3):
             request = await b.stages.request(number)
@@ -201,21 +191,17 @@ def test_attempts_are_limited(configure: Configure) -> None:
             await b.stages.aborted(request.request_id)
         assert len(b.stages.requests) == 3
 
-    recover(recovering(configure, resume_attempts=2), scenario)
 
-
-def test_messages_out_of_sequence_cost_an_attempt_and_not_the_answer(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_messages_out_of_sequence_cost_an_attempt_and_not_the_answer(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script, answer, first = await half_played(b, client)
         await b.stages.codec(first.request_id, 3, [1])
         await script.play(await b.stages.request(1))
         await whole(answer, script)
 
-    recover(recovering(configure), scenario)
 
-
-def test_a_request_waits_for_a_stage_that_is_full_also_after_it_has_begun(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_request_waits_for_a_stage_that_is_full_also_after_it_has_begun(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script = Script(b)
         answer = client.chat("Hi")
         await b.stages.fail((await b.stages.request(0)).request_id, "talker", "busy", "full")
@@ -226,11 +212,9 @@ def test_a_request_waits_for_a_stage_that_is_full_also_after_it_has_begun(config
         await script.play(await b.stages.request(3))
         await whole(answer, script)
 
-    recover(recovering(configure), scenario)
 
-
-def test_a_stage_that_other_gateways_fill_is_waited_for(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_stage_that_other_gateways_fill_is_waited_for(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script = Script(b)
         talker = b.stages.replica("talker")
         talker.load = StageLoad(running=3, waiting=1)
@@ -244,18 +228,14 @@ def test_a_stage_that_other_gateways_fill_is_waited_for(configure: Configure) ->
         await whole(answer, script)
         assert b.process.status().resumes == 0
 
-    recover(recovering(configure), scenario)
 
-
-def test_errors_of_the_request_are_told_at_once(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_errors_of_the_request_are_told_at_once(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         answer = client.chat("Hi")
         await b.stages.fail((await b.stages.request(0)).request_id, "thinker", "media_invalid", "no sound")
         with pytest.raises(errors.MediaError, match="no sound"):
             await answer.result()
         assert b.process.status().resumes == 0
-
-    recover(recovering(configure), scenario)
 
 
 async def lost_and_waiting(b: Bench, client: AsyncClient, **options: Any) -> Any:
@@ -267,8 +247,11 @@ async def lost_and_waiting(b: Bench, client: AsyncClient, **options: Any) -> Any
     return answer
 
 
-def test_a_client_that_cancels_while_its_request_waits(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_client_that_cancels_while_its_request_waits(configure: Configure) -> None:
+    async with (
+        bench(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=60.0)) as b,
+        b.client() as client,
+    ):
         answer = await lost_and_waiting(b, client)
         answer.cancel()
         with pytest.raises(errors.CancelledRequestError):
@@ -278,31 +261,31 @@ def test_a_client_that_cancels_while_its_request_waits(configure: Configure) -> 
         await b.stages.aborted(b.stages.requests[0].request_id)
         assert len(b.stages.requests) == 1
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=60.0), scenario)
 
-
-def test_a_deadline_that_passes_while_the_request_waits(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_deadline_that_passes_while_the_request_waits(configure: Configure) -> None:
+    async with (
+        bench(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=60.0)) as b,
+        b.client() as client,
+    ):
         answer = await lost_and_waiting(b, client, deadline_s=1.0)
         with pytest.raises(errors.DeadlineError):
             await answer.result()
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=60.0), scenario)
 
-
-def test_patience_ends(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_patience_ends(configure: Configure) -> None:
+    async with (
+        bench(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=0.3)) as b,
+        b.client() as client,
+    ):
         answer = await lost_and_waiting(b, client)
         with pytest.raises(errors.StageUnavailableError, match=r"no talker came back within 0\.3 s"):
             await answer.result()
         with pytest.raises(errors.StageUnavailableError, match="talker is down"):
             await client.chat("Hi").result()
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=0.3), scenario)
 
-
-def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> None:
+    async with bench(recovering(configure, heartbeat_timeout_s=SOON_S)) as b, b.client() as client:
         script = Script(b)
         answer = await lost_and_waiting(b, client)
         b.stages.alive.discard("thinker")
@@ -315,11 +298,9 @@ def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> 
         await whole(answer, script)
         assert b.process.status().resumes == 1
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S), scenario)
 
-
-def test_requests_in_line_wait_for_a_lost_stage_too(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_requests_in_line_wait_for_a_lost_stage_too(configure: Configure) -> None:
+    async with bench(recovering(configure, {"max_active": 1})) as b, b.client() as client:
         script = Script(b)
         first, second = client.chat("Hi", seed=1), client.chat("Hi", seed=2)
         await b.stages.request(0)
@@ -331,11 +312,9 @@ def test_requests_in_line_wait_for_a_lost_stage_too(configure: Configure) -> Non
         await whole(second, script)
         assert [request.seed for request in b.stages.requests] == [1, 1, 2]
 
-    recover(recovering(configure, {"max_active": 1}), scenario)
 
-
-def test_a_frozen_stage_that_comes_back_is_used_again(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_frozen_stage_that_comes_back_is_used_again(configure: Configure) -> None:
+    async with bench(recovering(configure, heartbeat_timeout_s=SOON_S)) as b, b.client() as client:
         script, answer, first = await half_played(b, client)
         await seen(b, script, first, (0.5, 0.5, 0.4))
         frozen = b.stages.replica("talker")
@@ -353,13 +332,11 @@ def test_a_frozen_stage_that_comes_back_is_used_again(configure: Configure) -> N
         await whole(answer, script)
         assert b.process.gateway.dropped_events > 0
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S), scenario)
 
-
-def test_a_stage_that_has_left_this_gateway_holds_nothing_of_its_requests(configure: Configure) -> None:
+async def test_a_stage_that_has_left_this_gateway_holds_nothing_of_its_requests(configure: Configure) -> None:
     """It was deaf for so long that it took the gateway for dead, and joined it again."""
 
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script, answer, _ = await half_played(b, client)
         replica = b.stages.replica("token2wav")
         left = replica.heartbeat()
@@ -367,24 +344,19 @@ def test_a_stage_that_has_left_this_gateway_holds_nothing_of_its_requests(config
         await script.play(await b.stages.request(1))
         await whole(answer, script)
 
-    recover(recovering(configure), scenario)
 
-
-def test_the_stack_tells_the_truth_while_a_stage_is_lost(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway(heartbeat_timeout_s=SOON_S, resume_attempts=3, resume_wait_s=10.0))
-        async with http_bench(config) as b, b.client() as client:
-            script, answer, first = await half_played(b, client)
-            b.stages.alive.discard("talker")
-            await until(lambda: is_lost(b, "talker"))
-            assert (await b.http.get("/readyz")).status_code == 503
-            assert await b.metric('omnirelay_stage_replicas{stage="talker",state="down"}') == 1
-            shown = (await b.http.get(f"/v1/requests/{first.request_id}")).json()
-            assert shown["resumes"] == 1
-            b.stages.alive.add("talker")
-            await script.play(await b.stages.request(1))
-            await whole(answer, script)
-            assert (await b.http.get("/readyz")).status_code == 200
-            assert (await client.status()).resumes == 1
-
-    run(scenario())
+async def test_the_stack_tells_the_truth_while_a_stage_is_lost(configure: Configure) -> None:
+    config = configure(http_gateway(heartbeat_timeout_s=SOON_S, resume_attempts=3, resume_wait_s=10.0))
+    async with http_bench(config) as b, b.client() as client:
+        script, answer, first = await half_played(b, client)
+        b.stages.alive.discard("talker")
+        await until(lambda: is_lost(b, "talker"))
+        assert (await b.http.get("/readyz")).status_code == 503
+        assert await b.metric('omnirelay_stage_replicas{stage="talker",state="down"}') == 1
+        shown = (await b.http.get(f"/v1/requests/{first.request_id}")).json()
+        assert shown["resumes"] == 1
+        b.stages.alive.add("talker")
+        await script.play(await b.stages.request(1))
+        await whole(answer, script)
+        assert (await b.http.get("/readyz")).status_code == 200
+        assert (await client.status()).resumes == 1

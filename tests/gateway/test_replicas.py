@@ -4,15 +4,13 @@ from functools import partial
 
 import pytest
 
-from omnirelay import AsyncClient, errors
+from omnirelay import errors
 from shared.messages import STAGES, StageLoad, StageName
-from tests.gateway.bench import Bench
+from tests.gateway.bench import Bench, Configure, bench
 from tests.gateway.fake_stages import until
 from tests.gateway.recovering import (
     SOON_S,
-    Configure,
     half_played,
-    recover,
     recovering,
 )
 from tests.gateway.scripted import Script, whole
@@ -42,8 +40,8 @@ def routes(b: Bench, stage: StageName) -> list[str | None]:
     return [request.route.replica(stage) for request in b.stages.requests if request.route is not None]
 
 
-def test_requests_go_where_the_least_work_is(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_requests_go_where_the_least_work_is(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         await second_of_each(b)
         b.stages.replica("talker", "other").load = StageLoad(running=5)
         b.stages.replica("thinker").load = StageLoad(running=2, waiting=3)
@@ -56,11 +54,9 @@ def test_requests_go_where_the_least_work_is(configure: Configure) -> None:
         assert routes(b, "thinker") == ["other"] * 3
         assert routes(b, "talker") == ["first"] * 3
 
-    recover(recovering(configure), scenario)
 
-
-def test_requests_that_come_together_are_spread(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_requests_that_come_together_are_spread(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         await second_of_each(b)
         for number in range(8):
             client.chat("Hi", seed=number)
@@ -68,11 +64,9 @@ def test_requests_that_come_together_are_spread(configure: Configure) -> None:
         for stage in STAGES:
             assert 3 <= routes(b, stage).count("first") <= 5
 
-    recover(recovering(configure), scenario)
 
-
-def test_only_those_who_know_each_other_serve_a_request(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_only_those_who_know_each_other_serve_a_request(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         await second_of_each(b)
         b.stages.replica("thinker").deaf_to_peers = True
         talker = b.stages.replica("talker", "other")
@@ -84,13 +78,11 @@ def test_only_those_who_know_each_other_serve_a_request(configure: Configure) ->
         assert routes(b, "thinker") == ["other"] * 4
         assert routes(b, "talker") == ["first"] * 4
 
-    recover(recovering(configure), scenario)
 
-
-def test_a_replica_where_a_request_failed_is_avoided(configure: Configure) -> None:
+async def test_a_replica_where_a_request_failed_is_avoided(configure: Configure) -> None:
     """It has little to do, because it fails everything."""
 
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         await second_of_each(b)
         for stage in STAGES:
             b.stages.replica(stage, "other").load = StageLoad(running=9)
@@ -106,11 +98,9 @@ def test_a_replica_where_a_request_failed_is_avoided(configure: Configure) -> No
         await script.play(second)
         await whole(answer, script)
 
-    recover(recovering(configure), scenario)
 
-
-def test_a_lost_replica_costs_only_its_own_requests_an_attempt(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_lost_replica_costs_only_its_own_requests_an_attempt(configure: Configure) -> None:
+    async with bench(recovering(configure, heartbeat_timeout_s=SOON_S)) as b, b.client() as client:
         await second_of_each(b)
         script = Script(b)
         answers = [client.chat("Hi", seed=number) for number in range(6)]
@@ -127,11 +117,9 @@ def test_a_lost_replica_costs_only_its_own_requests_an_attempt(configure: Config
         for answer in answers:
             await whole(answer, script)
 
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S), scenario)
 
-
-def test_a_draining_stage_gets_nothing_new_and_ends_what_it_has(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_a_draining_stage_gets_nothing_new_and_ends_what_it_has(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         await second_of_each(b)
         script = Script(b)
         b.stages.replica("talker", "other").load = StageLoad(running=9)
@@ -155,11 +143,9 @@ def test_a_draining_stage_gets_nothing_new_and_ends_what_it_has(configure: Confi
         await until(lambda: b.process.gateway.registry.get("talker", "first") is None)
         assert b.process.status().resumes == 0
 
-    recover(recovering(configure), scenario)
 
-
-def test_what_a_drained_stage_has_not_ended_goes_on_elsewhere(configure: Configure) -> None:
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+async def test_what_a_drained_stage_has_not_ended_goes_on_elsewhere(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client() as client:
         script, answer, _ = await half_played(b, client)
         drained = b.stages.replica("talker")
         drained.draining = True
@@ -172,11 +158,10 @@ def test_what_a_drained_stage_has_not_ended_goes_on_elsewhere(configure: Configu
         await script.play(await b.stages.request(1))
         await whole(answer, script)
 
-    recover(recovering(configure), scenario)
 
+async def test_an_address_that_nobody_can_reach_is_refused(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client():
 
-def test_an_address_that_nobody_can_reach_is_refused(configure: Configure) -> None:
-    async def scenario(b: Bench, _: AsyncClient) -> None:
         def refused_more_than(before: int) -> bool:
             return b.process.status().refused.get("message_invalid", 0) > before
 
@@ -186,11 +171,9 @@ def test_an_address_that_nobody_can_reach_is_refused(configure: Configure) -> No
             await until(partial(refused_more_than, before))
         assert b.process.gateway.registry.count("talker", "ready") == 1
 
-    recover(recovering(configure), scenario)
 
-
-def test_who_listens_everywhere_is_reached_where_it_comes_from(configure: Configure) -> None:
-    async def scenario(b: Bench, _: AsyncClient) -> None:
+async def test_who_listens_everywhere_is_reached_where_it_comes_from(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client():
         for inbox in ("tcp://0.0.0.0:5581", "tcp://*:5582", "tcp://[::]:5583"):
             b.stages.add("talker", inbox, inbox)
         registry = b.process.gateway.registry
@@ -203,24 +186,20 @@ def test_who_listens_everywhere_is_reached_where_it_comes_from(configure: Config
             "tcp://127.0.0.1:5583",
         ]
 
-    recover(recovering(configure), scenario)
 
-
-def test_a_gateway_that_ends_says_so_to_its_stages(configure: Configure) -> None:
-    async def scenario(b: Bench, _: AsyncClient) -> None:
+async def test_a_gateway_that_ends_says_so_to_its_stages(configure: Configure) -> None:
+    async with bench(recovering(configure)) as b, b.client():
         assert all(each.gateway == b.process.gateway.name for each in b.stages.replicas)
         await b.process.stop()
         await until(lambda: all(each.gateway is None for each in b.stages.replicas))
 
-    recover(recovering(configure), scenario)
 
-
-def test_what_a_replica_never_confirmed_is_forgotten_with_it(
+async def test_what_a_replica_never_confirmed_is_forgotten_with_it(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("gateway.dispatch.registry.FORGET_S", 2 * SOON_S)
 
-    async def scenario(b: Bench, client: AsyncClient) -> None:
+    async with bench(recovering(configure, heartbeat_timeout_s=SOON_S)) as b, b.client() as client:
         ledger = b.process.gateway.dispatcher.aborts
         answer = client.chat("Hi")
         await b.stages.request(0)
@@ -231,5 +210,3 @@ def test_what_a_replica_never_confirmed_is_forgotten_with_it(
         assert ledger.unconfirmed("talker", "first")
         await until(lambda: b.process.gateway.registry.get("talker", "first") is None)
         await until(lambda: not ledger._open)
-
-    recover(recovering(configure, heartbeat_timeout_s=SOON_S), scenario)

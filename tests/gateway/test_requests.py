@@ -2,7 +2,6 @@
 
 import asyncio
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ import pytest
 
 from gateway.input.prompt import PromptBuilder
 from omnirelay import (
+    AsyncClient,
     AudioEvent,
     ChatMessage,
     DoneEvent,
@@ -19,153 +19,126 @@ from omnirelay import (
     errors,
 )
 from shared.config import Config
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import Bench, Configure, bench, run
 from tests.gateway.fake_stages import until
 
-Configure = Callable[..., Config]
+
+async def test_speech_answer_arrives_whole(tcp: Bench, client: AsyncClient) -> None:
+    answer = client.chat("Hello world", seed=7)
+    request = await tcp.stages.request(0)
+    ids = tcp.encode("How are you? 😀")
+    await tcp.stages.answer(request, ids)
+    events = [event async for event in answer]
+    assert [type(event) for event in events].count(AudioEvent) == 2
+    texts = [event for event in events if isinstance(event, TextEvent)]
+    assert "".join(event.text for event in texts) == "How are you? 😀"
+    done = events[-1]
+    assert isinstance(done, DoneEvent)
+    assert done.text == "How are you? 😀"
+    assert done.text_token_ids == ids
+    assert done.codec_token_ids == [1, 2, 3, 4]
+    assert done.prompt_token_ids == request.prompt_token_ids
+    assert (done.finish_reason, done.codec_finish_reason) == ("stop", "length")
+    assert done.audio_seconds == pytest.approx(360 / 24_000)
+    assert (done.seed, done.speaker) == (7, "Chelsie")
+    assert done.request_id == request.request_id == answer.request_id
+    assert done.ttft_s is not None
+    assert done.ttfa_s is not None
+    assert 0 < done.ttft_s <= done.wall_s
+    assert 0 < done.ttfa_s <= done.wall_s
+    order = ["received", "queued", "thinking", "talking", "synthesizing", "completed"]
+    assert list(done.state_seconds) == order
+    assert sorted(done.state_seconds.values()) == list(done.state_seconds.values())
+    assert tcp.counts["completed"] == 1
+    assert tcp.stages.aborts["thinker"] == []
 
 
-def test_speech_answer_arrives_whole(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            answer = client.chat("Hello world", seed=7)
-            request = await b.stages.request(0)
-            ids = b.encode("How are you? 😀")
-            await b.stages.answer(request, ids)
-            events = [event async for event in answer]
-            assert [type(event) for event in events].count(AudioEvent) == 2
-            texts = [event for event in events if isinstance(event, TextEvent)]
-            assert "".join(event.text for event in texts) == "How are you? 😀"
-            done = events[-1]
-            assert isinstance(done, DoneEvent)
-            assert done.text == "How are you? 😀"
-            assert done.text_token_ids == ids
-            assert done.codec_token_ids == [1, 2, 3, 4]
-            assert done.prompt_token_ids == request.prompt_token_ids
-            assert (done.finish_reason, done.codec_finish_reason) == ("stop", "length")
-            assert done.audio_seconds == pytest.approx(360 / 24_000)
-            assert (done.seed, done.speaker) == (7, "Chelsie")
-            assert done.request_id == request.request_id == answer.request_id
-            assert done.ttft_s is not None
-            assert done.ttfa_s is not None
-            assert 0 < done.ttft_s <= done.wall_s
-            assert 0 < done.ttfa_s <= done.wall_s
-            order = ["received", "queued", "thinking", "talking", "synthesizing", "completed"]
-            assert list(done.state_seconds) == order
-            assert sorted(done.state_seconds.values()) == list(done.state_seconds.values())
-            assert b.counts["completed"] == 1
-            assert b.stages.aborts["thinker"] == []
-
-    run(scenario())
+async def test_result_joins_the_audio(tcp: Bench, client: AsyncClient) -> None:
+    tcp.stages.serve(tcp.encode("Hello"))
+    result = await client.chat("Hi").result()
+    assert result.text == "Hello"
+    expected = np.concatenate([np.zeros(240), np.full(120, 0.5)]).astype(np.float32)
+    assert np.array_equal(result.audio, expected)
 
 
-def test_result_joins_the_audio(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            b.stages.serve(b.encode("Hello"))
-            result = await client.chat("Hi").result()
-            assert result.text == "Hello"
-            expected = np.concatenate([np.zeros(240), np.full(120, 0.5)]).astype(np.float32)
-            assert np.array_equal(result.audio, expected)
-
-    run(scenario())
-
-
-def test_what_the_thinker_is_asked(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            client.chat(
-                "Hi",
-                system="Be brief.",
-                speaker="Ethan",
-                streaming=False,
-                priority=3,
-                text_sampling=SamplingOverrides(temperature=0.5, max_tokens=9),
-                codec_sampling=SamplingOverrides(top_k=5),
-            )
-            request = await b.stages.request(0)
-            assert request.priority == 3
-            assert (request.sampling.temperature, request.sampling.max_tokens) == (0.5, 9)
-            assert request.speech is not None
-            speech = request.speech
-            assert (speech.speaker, speech.streaming, speech.seed) == ("Ethan", False, request.seed)
-            sampling = speech.sampling
-            assert (sampling.top_k, sampling.top_p, sampling.temperature) == (5, 0.8, 0.9)
-            assert sampling.repetition_penalty == 1.05
-            # What is left of the talker's 512 positions.
-            assert sampling.max_tokens == 512 - 2 - len(request.prompt_token_ids)
-            assert speech.chunk_frames == []
-            client.chat("Hi", speech=False)
-            text_only = await b.stages.request(1)
-            assert text_only.speech is None
-            assert text_only.sampling.temperature == 0
-            assert text_only.sampling.max_tokens == 512 - len(text_only.prompt_token_ids)
-            assert text_only.seed != request.seed
-            client.chat("Hi", chunk_frames=(12, 24))
-            cut = await b.stages.request(2)
-            assert cut.speech is not None
-            assert cut.speech.chunk_frames == [12, 24]
-
-    run(scenario())
+async def test_what_the_thinker_is_asked(tcp: Bench, client: AsyncClient) -> None:
+    client.chat(
+        "Hi",
+        system="Be brief.",
+        speaker="Ethan",
+        streaming=False,
+        priority=3,
+        text_sampling=SamplingOverrides(temperature=0.5, max_tokens=9),
+        codec_sampling=SamplingOverrides(top_k=5),
+    )
+    request = await tcp.stages.request(0)
+    assert request.priority == 3
+    assert (request.sampling.temperature, request.sampling.max_tokens) == (0.5, 9)
+    assert request.speech is not None
+    speech = request.speech
+    assert (speech.speaker, speech.streaming, speech.seed) == ("Ethan", False, request.seed)
+    sampling = speech.sampling
+    assert (sampling.top_k, sampling.top_p, sampling.temperature) == (5, 0.8, 0.9)
+    assert sampling.repetition_penalty == 1.05
+    # What is left of the talker's 512 positions.
+    assert sampling.max_tokens == 512 - 2 - len(request.prompt_token_ids)
+    assert speech.chunk_frames == []
+    client.chat("Hi", speech=False)
+    text_only = await tcp.stages.request(1)
+    assert text_only.speech is None
+    assert text_only.sampling.temperature == 0
+    assert text_only.sampling.max_tokens == 512 - len(text_only.prompt_token_ids)
+    assert text_only.seed != request.seed
+    client.chat("Hi", chunk_frames=(12, 24))
+    cut = await tcp.stages.request(2)
+    assert cut.speech is not None
+    assert cut.speech.chunk_frames == [12, 24]
 
 
-def test_text_only_needs_only_the_thinker(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(), ready=False, alive=["thinker"]) as b, b.client() as client:
-            await until(lambda: b.process.gateway.registry.state("thinker") == "ready")
-            answer = client.chat("Hi", speech=False)
-            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
-            done = (await answer.result()).done
-            assert list(done.state_seconds) == ["received", "queued", "thinking", "completed"]
-            assert done.speaker is None
-
-    run(scenario())
+async def test_text_only_needs_only_the_thinker(configure: Configure) -> None:
+    async with bench(configure(), ready=False, alive=["thinker"]) as b, b.client() as client:
+        await until(lambda: b.process.gateway.registry.state("thinker") == "ready")
+        answer = client.chat("Hi", speech=False)
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        done = (await answer.result()).done
+        assert list(done.state_seconds) == ["received", "queued", "thinking", "completed"]
+        assert done.speaker is None
 
 
-def test_streams_may_end_in_any_order(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            answer = client.chat("Hi")
-            name = (await b.stages.request(0)).request_id
-            await b.stages.audio(name, 0, bytes(40), last=True)
-            assert isinstance(await anext(answer), AudioEvent)
-            assert b.counts["thinking"] == 1
-            await b.stages.codec(name, 0, [5], "stop")
-            await b.stages.text(name, 0, b.encode("Yes"), "stop")
-            done = (await answer.result()).done
-            assert done.codec_token_ids == [5]
-            assert b.counts["completed"] == 1
-
-    run(scenario())
+async def test_streams_may_end_in_any_order(tcp: Bench, client: AsyncClient) -> None:
+    answer = client.chat("Hi")
+    name = (await tcp.stages.request(0)).request_id
+    await tcp.stages.audio(name, 0, bytes(40), last=True)
+    assert isinstance(await anext(answer), AudioEvent)
+    assert tcp.counts["thinking"] == 1
+    await tcp.stages.codec(name, 0, [5], "stop")
+    await tcp.stages.text(name, 0, tcp.encode("Yes"), "stop")
+    done = (await answer.result()).done
+    assert done.codec_token_ids == [5]
+    assert tcp.counts["completed"] == 1
 
 
 @pytest.mark.parametrize("seqs", [(1,), (0, 0), (0, 2)])
-def test_gap_or_repeat_fails_the_request(configure: Configure, seqs: tuple[int, ...]) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            answer = client.chat("Hi")
-            name = (await b.stages.request(0)).request_id
-            for seq in seqs:
-                await b.stages.codec(name, seq, [1])
-            with pytest.raises(errors.StageFailedError, match="codec message"):
-                await answer.result()
-            await b.stages.aborted(name)
-            await b.stages.text(name, 0, [1])
-            await until(lambda: b.process.status().dropped_events == 1)
-            assert b.counts["failed"] == 1
-
-    run(scenario())
+async def test_gap_or_repeat_fails_the_request(
+    tcp: Bench, client: AsyncClient, seqs: tuple[int, ...]
+) -> None:
+    answer = client.chat("Hi")
+    name = (await tcp.stages.request(0)).request_id
+    for seq in seqs:
+        await tcp.stages.codec(name, seq, [1])
+    with pytest.raises(errors.StageFailedError, match="codec message"):
+        await answer.result()
+    await tcp.stages.aborted(name)
+    await tcp.stages.text(name, 0, [1])
+    await until(lambda: tcp.process.status().dropped_events == 1)
+    assert tcp.counts["failed"] == 1
 
 
-def test_speech_for_a_text_request_fails_it(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            answer = client.chat("Hi", speech=False)
-            await b.stages.codec((await b.stages.request(0)).request_id, 0, [1])
-            with pytest.raises(errors.StageFailedError, match="text-only"):
-                await answer.result()
-
-    run(scenario())
+async def test_speech_for_a_text_request_fails_it(tcp: Bench, client: AsyncClient) -> None:
+    answer = client.chat("Hi", speech=False)
+    await tcp.stages.codec((await tcp.stages.request(0)).request_id, 0, [1])
+    with pytest.raises(errors.StageFailedError, match="text-only"):
+        await answer.result()
 
 
 @pytest.mark.parametrize(
@@ -176,108 +149,91 @@ def test_speech_for_a_text_request_fails_it(configure: Configure) -> None:
         ("payload_invalid", errors.StageFailedError),
     ],
 )
-def test_failure_of_a_stage_is_told(configure: Configure, code: str, kind: type[Exception]) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
+async def test_failure_of_a_stage_is_told(
+    tcp: Bench, client: AsyncClient, code: str, kind: type[Exception]
+) -> None:
+    answer = client.chat("Hi")
+    request = await tcp.stages.request(0)
+    await tcp.stages.fail(request.request_id, "talker", code, "it broke")
+    with pytest.raises(kind, match="talker: it broke") as raised:
+        await answer.result()
+    assert type(raised.value) is kind
+    await tcp.stages.aborted(request.request_id)
+
+
+async def test_deadline_expires(configure: Configure) -> None:
+    async with bench(configure(max_active=1)) as b, b.client() as client:
+        active = client.chat("Hi", deadline_s=0.2)
+        waiting = client.chat("Hi", deadline_s=0.1)
+        name = (await b.stages.request(0)).request_id
+        with pytest.raises(errors.DeadlineError, match="queued"):
+            await waiting.result()
+        with pytest.raises(errors.DeadlineError, match="thinking"):
+            await active.result()
+        await b.stages.aborted(name)
+        assert b.counts["expired"] == 2
+        assert len(b.stages.requests) == 1
+
+
+async def test_cancel_by_id(configure: Configure) -> None:
+    async with bench(configure(max_active=1)) as b, b.client() as client:
+        first, second = client.chat("Hi"), client.chat("Hi")
+        request = await b.stages.request(0)
+        second.cancel()
+        with pytest.raises(errors.CancelledRequestError):
+            await second.result()
+        first.cancel()
+        with pytest.raises(errors.CancelledRequestError):
+            await first.result()
+        await b.stages.aborted(request.request_id)
+        first.cancel()
+        assert b.counts["cancelled"] == 2
+
+
+async def test_disconnect_cancels(tcp: Bench) -> None:
+    async with tcp.client() as other:
+        async with tcp.client() as client:
             answer = client.chat("Hi")
-            request = await b.stages.request(0)
-            await b.stages.fail(request.request_id, "talker", code, "it broke")
-            with pytest.raises(kind, match="talker: it broke") as raised:
-                await answer.result()
-            assert type(raised.value) is kind
-            await b.stages.aborted(request.request_id)
-
-    run(scenario())
-
-
-def test_deadline_expires(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=1)) as b, b.client() as client:
-            active = client.chat("Hi", deadline_s=0.2)
-            waiting = client.chat("Hi", deadline_s=0.1)
-            name = (await b.stages.request(0)).request_id
-            with pytest.raises(errors.DeadlineError, match="queued"):
-                await waiting.result()
-            with pytest.raises(errors.DeadlineError, match="thinking"):
-                await active.result()
-            await b.stages.aborted(name)
-            assert b.counts["expired"] == 2
-            assert len(b.stages.requests) == 1
-
-    run(scenario())
+            request = await tcp.stages.request(0)
+        await tcp.stages.aborted(request.request_id)
+        await until(lambda: tcp.counts["cancelled"] == 1)
+        with pytest.raises(errors.GatewayUnreachableError):
+            await answer.result()
+        tcp.stages.requests.clear()
+        tcp.stages.serve(tcp.encode("Hello"))
+        assert (await other.chat("Hi").result()).text == "Hello"
 
 
-def test_cancel_by_id(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=1)) as b, b.client() as client:
-            first, second = client.chat("Hi"), client.chat("Hi")
-            request = await b.stages.request(0)
-            second.cancel()
-            with pytest.raises(errors.CancelledRequestError):
-                await second.result()
-            first.cancel()
-            with pytest.raises(errors.CancelledRequestError):
-                await first.result()
-            await b.stages.aborted(request.request_id)
-            first.cancel()
-            assert b.counts["cancelled"] == 2
-
-    run(scenario())
+async def test_busy_then_free_again(configure: Configure) -> None:
+    async with bench(configure(max_active=1, max_queued=1)) as b, b.client() as client:
+        first = client.chat("Hi")
+        await b.stages.request(0)
+        second = client.chat("Hi")
+        with pytest.raises(errors.BusyError) as raised:
+            await client.chat("Hi").result()
+        assert raised.value.retry_after_ms > 0
+        for index, answer in enumerate((first, second)):
+            await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+            assert (await answer.result()).text == "Hello"
 
 
-def test_disconnect_cancels(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as other:
-            async with b.client() as client:
-                answer = client.chat("Hi")
-                request = await b.stages.request(0)
-            await b.stages.aborted(request.request_id)
-            await until(lambda: b.counts["cancelled"] == 1)
-            with pytest.raises(errors.GatewayUnreachableError):
-                await answer.result()
-            b.stages.requests.clear()
-            b.stages.serve(b.encode("Hello"))
-            assert (await other.chat("Hi").result()).text == "Hello"
-
-    run(scenario())
-
-
-def test_busy_then_free_again(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=1, max_queued=1)) as b, b.client() as client:
-            first = client.chat("Hi")
-            await b.stages.request(0)
-            second = client.chat("Hi")
-            with pytest.raises(errors.BusyError) as raised:
-                await client.chat("Hi").result()
-            assert raised.value.retry_after_ms > 0
-            for index, answer in enumerate((first, second)):
-                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-                assert (await answer.result()).text == "Hello"
-
-    run(scenario())
-
-
-def test_an_error_nobody_expected_is_told_to_the_client(
+async def test_an_error_nobody_expected_is_told_to_the_client(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def broken(_: PromptBuilder, messages: list[ChatMessage]) -> list[int]:
         raise ZeroDivisionError(f"of {len(messages)}")
 
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            with monkeypatch.context() as patch:
-                patch.setattr(PromptBuilder, "build", broken)
-                with pytest.raises(errors.RequestError, match=r"internal: .*ZeroDivisionError"):
-                    await client.chat("Hi").result()
-            again = client.chat("Hi")
-            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
-            assert (await again.result()).text == "Hello"
-
-    run(scenario())
+    async with bench(configure()) as b, b.client() as client:
+        with monkeypatch.context() as patch:
+            patch.setattr(PromptBuilder, "build", broken)
+            with pytest.raises(errors.RequestError, match=r"internal: .*ZeroDivisionError"):
+                await client.chat("Hi").result()
+        again = client.chat("Hi")
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        assert (await again.result()).text == "Hello"
 
 
-def test_busy_is_told_before_the_prompt_is_made(
+async def test_busy_is_told_before_the_prompt_is_made(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Or a flood of long prompts would wait, unbounded, for the one thread that makes them."""
@@ -290,153 +246,125 @@ def test_busy_is_told_before_the_prompt_is_made(
 
     monkeypatch.setattr(PromptBuilder, "build", slow_build)
 
-    async def scenario() -> None:
-        async with bench(configure(max_active=1, max_queued=1)) as b, b.client() as client:
-            taken = [client.chat("Hi") for _ in range(2)]
-            try:
-                with pytest.raises(errors.BusyError):
-                    await client.chat("Hi").result()
-            finally:
-                made.set()
-            for index, answer in enumerate(taken):
-                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-                assert (await answer.result()).text == "Hello"
-
-    run(scenario())
-
-
-def test_one_client_cannot_take_all(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_queued_per_client=1)) as b, b.client() as greedy, b.client() as other:
-            greedy.chat("Hi")
-            with pytest.raises(errors.BusyError, match="this connection"):
-                await greedy.chat("Hi").result()
-            other.chat("Hi")
-            await b.stages.request(1)
-
-    run(scenario())
-
-
-def test_priority_then_order_of_arrival(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=1)) as b, b.client() as client:
-            client.chat("Hi", seed=0)
-            for seed, priority in ((1, 2), (2, 2), (3, 1)):
-                client.chat("Hi", seed=seed, priority=priority)
-            await until(lambda: b.counts["queued"] == 3)
-            for index in range(4):
-                await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-            assert [request.seed for request in b.stages.requests] == [0, 3, 1, 2]
-
-    run(scenario())
-
-
-def test_many_at_once_keep_their_own_answers(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_active=4)) as b, b.client() as client:
-            answers = {seed: client.chat("Hi", seed=seed) for seed in range(12)}
-            for index in range(12):
-                request = await b.stages.request(index)
-                await b.stages.answer(request, b.encode(f"number {request.seed}"))
-            for seed, answer in answers.items():
-                assert (await answer.result()).text == f"number {seed}"
-
-    run(scenario())
-
-
-def test_stage_down_fails_its_requests_and_refuses_new_ones(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure({"heartbeat_timeout_s": 0.3, "resume_wait_s": 0.2}, max_active=1)
-        async with bench(config) as b, b.client() as client:
-            active, waiting = client.chat("Hi"), client.chat("Hi")
-            await b.stages.request(0)
-            b.stages.alive.discard("talker")
-            for answer in (active, waiting):
-                with pytest.raises(errors.StageUnavailableError, match="talker"):
-                    await answer.result()
-            with pytest.raises(errors.StageUnavailableError, match="talker is down"):
+    async with bench(configure(max_active=1, max_queued=1)) as b, b.client() as client:
+        taken = [client.chat("Hi") for _ in range(2)]
+        try:
+            with pytest.raises(errors.BusyError):
                 await client.chat("Hi").result()
-            metrics = b.process.gateway.metrics.registry
-            for outcome, count in {"failed": 2, "refused": 1}.items():
-                assert metrics.get_sample_value("omnirelay_requests_total", {"outcome": outcome}) == count
-            assert len(b.stages.requests) == 1
-            text_only = client.chat("Hi", speech=False)
-            await b.stages.answer(await b.stages.request(1), b.encode("Hello"))
-            assert (await text_only.result()).text == "Hello"
-            report = await client.status()
-            assert [stage.state for stage in report.stages] == ["ready", "down", "ready"]
-            b.stages.alive.add("talker")
-            await until(lambda: b.process.status().ready)
-            again = client.chat("Hi")
-            await b.stages.answer(await b.stages.request(2), b.encode("Hello"))
-            assert (await again.result()).text == "Hello"
-
-    run(scenario())
+        finally:
+            made.set()
+        for index, answer in enumerate(taken):
+            await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+            assert (await answer.result()).text == "Hello"
 
 
-def test_restarted_stage_fails_what_it_held(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            needs, done_with = client.chat("Hi", seed=1), client.chat("Hi", seed=2)
-            await b.stages.request(1)
-            by_seed = {request.seed: request.request_id for request in b.stages.requests}
-            await b.stages.text(by_seed[2], 0, b.encode("Yes"), "stop")
-            # The talker has all that it needs of the thinker.
-            await b.stages.codec(by_seed[2], 0, [1], conditioned=True)
-            await anext(done_with)
-            dispatcher = b.process.gateway.dispatcher
-            await until(lambda: (active := dispatcher.of(by_seed[2])) and not active.record.needs("thinker"))
-            b.stages.restart("thinker")
-            with pytest.raises(errors.StageUnavailableError, match="restarted"):
-                await needs.result()
-            await b.stages.codec(by_seed[2], 1, [1], "stop")
-            await b.stages.audio(by_seed[2], 0, bytes(4), last=True)
-            assert [event async for event in done_with][-1].text == "Yes"  # type: ignore[union-attr]
-
-    run(scenario())
+async def test_one_client_cannot_take_all(configure: Configure) -> None:
+    async with bench(configure(max_queued_per_client=1)) as b, b.client() as greedy, b.client() as other:
+        greedy.chat("Hi")
+        with pytest.raises(errors.BusyError, match="this connection"):
+            await greedy.chat("Hi").result()
+        other.chat("Hi")
+        await b.stages.request(1)
 
 
-def test_unconfirmed_aborts_are_repeated(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_priority_then_order_of_arrival(configure: Configure) -> None:
+    async with bench(configure(max_active=1)) as b, b.client() as client:
+        client.chat("Hi", seed=0)
+        for seed, priority in ((1, 2), (2, 2), (3, 1)):
+            client.chat("Hi", seed=seed, priority=priority)
+        await until(lambda: b.counts["queued"] == 3)
+        for index in range(4):
+            await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+        assert [request.seed for request in b.stages.requests] == [0, 3, 1, 2]
+
+
+async def test_many_at_once_keep_their_own_answers(configure: Configure) -> None:
+    async with bench(configure(max_active=4)) as b, b.client() as client:
+        answers = {seed: client.chat("Hi", seed=seed) for seed in range(12)}
+        for index in range(12):
+            request = await b.stages.request(index)
+            await b.stages.answer(request, b.encode(f"number {request.seed}"))
+        for seed, answer in answers.items():
+            assert (await answer.result()).text == f"number {seed}"
+
+
+async def test_stage_down_fails_its_requests_and_refuses_new_ones(configure: Configure) -> None:
+    config = configure({"heartbeat_timeout_s": 0.3, "resume_wait_s": 0.2}, max_active=1)
+    async with bench(config) as b, b.client() as client:
+        active, waiting = client.chat("Hi"), client.chat("Hi")
+        await b.stages.request(0)
+        b.stages.alive.discard("talker")
+        for answer in (active, waiting):
+            with pytest.raises(errors.StageUnavailableError, match="talker"):
+                await answer.result()
+        with pytest.raises(errors.StageUnavailableError, match="talker is down"):
+            await client.chat("Hi").result()
+        metrics = b.process.gateway.metrics.registry
+        for outcome, count in {"failed": 2, "refused": 1}.items():
+            assert metrics.get_sample_value("omnirelay_requests_total", {"outcome": outcome}) == count
+        assert len(b.stages.requests) == 1
+        text_only = client.chat("Hi", speech=False)
+        await b.stages.answer(await b.stages.request(1), b.encode("Hello"))
+        assert (await text_only.result()).text == "Hello"
+        report = await client.status()
+        assert [stage.state for stage in report.stages] == ["ready", "down", "ready"]
+        b.stages.alive.add("talker")
+        await until(lambda: b.process.status().ready)
+        again = client.chat("Hi")
+        await b.stages.answer(await b.stages.request(2), b.encode("Hello"))
+        assert (await again.result()).text == "Hello"
+
+
+async def test_restarted_stage_fails_what_it_held(tcp: Bench, client: AsyncClient) -> None:
+    needs, done_with = client.chat("Hi", seed=1), client.chat("Hi", seed=2)
+    await tcp.stages.request(1)
+    by_seed = {request.seed: request.request_id for request in tcp.stages.requests}
+    await tcp.stages.text(by_seed[2], 0, tcp.encode("Yes"), "stop")
+    # The talker has all that it needs of the thinker.
+    await tcp.stages.codec(by_seed[2], 0, [1], conditioned=True)
+    await anext(done_with)
+    dispatcher = tcp.process.gateway.dispatcher
+    await until(lambda: (active := dispatcher.of(by_seed[2])) and not active.record.needs("thinker"))
+    tcp.stages.restart("thinker")
+    with pytest.raises(errors.StageUnavailableError, match="restarted"):
+        await needs.result()
+    await tcp.stages.codec(by_seed[2], 1, [1], "stop")
+    await tcp.stages.audio(by_seed[2], 0, bytes(4), last=True)
+    assert [event async for event in done_with][-1].text == "Yes"  # type: ignore[union-attr]
+
+
+async def test_unconfirmed_aborts_are_repeated(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.dispatch.aborts.RESEND_AFTER_S", 0.05)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            b.stages.confirm = False
-            answer = client.chat("Hi")
-            name = (await b.stages.request(0)).request_id
-            answer.cancel()
-            await until(lambda: b.stages.aborts["talker"].count(name) >= 3)
-            b.stages.confirm = True
-            ledger = b.process.gateway.dispatcher.aborts
-            await until(lambda: not ledger._open)
-
-    run(scenario())
+    async with bench(configure()) as b, b.client() as client:
+        b.stages.confirm = False
+        answer = client.chat("Hi")
+        name = (await b.stages.request(0)).request_id
+        answer.cancel()
+        await until(lambda: b.stages.aborts["talker"].count(name) >= 3)
+        b.stages.confirm = True
+        ledger = b.process.gateway.dispatcher.aborts
+        await until(lambda: not ledger._open)
 
 
-def test_a_stage_that_comes_back_hears_the_aborts_it_missed(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(gateway={"heartbeat_timeout_s": 0.3})) as b, b.client() as client:
-            b.stages.confirm = False
-            answer = client.chat("Hi")
-            name = (await b.stages.request(0)).request_id
-            b.stages.alive.discard("talker")
-            with pytest.raises(errors.StageUnavailableError, match="does not answer"):
-                await answer.result()
-            await b.stages.aborted(name)
-            heard = b.stages.aborts["talker"].count(name)
-            b.stages.alive.add("talker")
-            await until(lambda: b.stages.aborts["talker"].count(name) > heard, "the abort is repeated")
-
-    run(scenario())
+async def test_a_stage_that_comes_back_hears_the_aborts_it_missed(configure: Configure) -> None:
+    async with bench(configure(gateway={"heartbeat_timeout_s": 0.3})) as b, b.client() as client:
+        b.stages.confirm = False
+        answer = client.chat("Hi")
+        name = (await b.stages.request(0)).request_id
+        b.stages.alive.discard("talker")
+        with pytest.raises(errors.StageUnavailableError, match="does not answer"):
+            await answer.result()
+        await b.stages.aborted(name)
+        heard = b.stages.aborts["talker"].count(name)
+        b.stages.alive.add("talker")
+        await until(lambda: b.stages.aborts["talker"].count(name) > heard, "the abort is repeated")
 
 
-def test_starting_stages_refuse_by_name(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(), ready=False, alive=()) as b, b.client() as client:
-            with pytest.raises(errors.StageUnavailableError, match="thinker is starting"):
-                await client.chat("Hi").result()
-
-    run(scenario())
+async def test_starting_stages_refuse_by_name(configure: Configure) -> None:
+    async with bench(configure(), ready=False, alive=()) as b, b.client() as client:
+        with pytest.raises(errors.StageUnavailableError, match="thinker is starting"):
+            await client.chat("Hi").result()
 
 
 def test_a_voice_may_have_other_names(configure: Configure) -> None:
@@ -542,17 +470,13 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
     run(scenario())
 
 
-def test_shutdown_tells_the_clients(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            answer = client.chat("Hi")
-            name = (await b.stages.request(0)).request_id
-            stop = asyncio.create_task(b.process.stop())
-            with pytest.raises(errors.CancelledRequestError, match="shutting down"):
-                await answer.result()
-            await stop
-            await b.stages.aborted(name)
-            with pytest.raises(errors.GatewayUnreachableError):
-                await b.client().connect()
-
-    run(scenario())
+async def test_shutdown_tells_the_clients(tcp: Bench, client: AsyncClient) -> None:
+    answer = client.chat("Hi")
+    name = (await tcp.stages.request(0)).request_id
+    stop = asyncio.create_task(tcp.process.stop())
+    with pytest.raises(errors.CancelledRequestError, match="shutting down"):
+        await answer.result()
+    await stop
+    await tcp.stages.aborted(name)
+    with pytest.raises(errors.GatewayUnreachableError):
+        await tcp.client().connect()

@@ -1,7 +1,6 @@
 """Requests that go on with a partial answer: what clients are told, what they may claim, what it costs."""
 
 import asyncio
-from collections.abc import Callable
 from typing import Any
 
 import msgspec
@@ -17,15 +16,13 @@ from omnirelay.errors import InvalidResumeError
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, ErrorEvent, Event, TextEvent
 from omnirelay.protocol import PROTOCOL_VERSION, Hello, PartialAnswer, Ping, Pong, Reply, Welcome
 from omnirelay.status import CodecLimits
-from shared.config import Config
 from shared.messages import Sampling, SpeechSettings, TextSampling, ThinkRequest
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench, run
 from tests.gateway.fake_stages import placeholder_ids, until
 from tests.gateway.guarded import KEY, OTHER
 from tests.gateway.raw_client import RawClient, serves, submit
 from tests.gateway.scripted import CHUNKS, CODES, TEXT, Script
 
-Configure = Callable[..., Config]
 ASKED = GenerateRequest(messages=[ChatMessage("user", "Hi")], seed=7, resumable=True)
 SAMPLES = [len(chunk) // 4 for chunk in CHUNKS]
 
@@ -58,185 +55,160 @@ async def refusal(client: RawClient, request: GenerateRequest) -> ErrorEvent:
     return events[-1]
 
 
-def test_a_resumable_request_is_told_what_it_takes(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client, script = await RawClient.connect(b), Script(b)
-            client.say(submit(1, ASKED))
-            await script.play(await b.stages.request(0))
-            events = await rest(client)
-            accepted, done = events[0], events[-1]
-            assert isinstance(accepted, AcceptedEvent)
-            assert isinstance(done, DoneEvent)
-            assert accepted.seed == done.seed == 7
-            texts = [event for event in events if isinstance(event, TextEvent)]
-            codes = [event for event in events if isinstance(event, CodecEvent)]
-            assert [each.finish_reason for each in texts] == [None] * (len(texts) - 1) + ["stop"]
-            assert [token for each in codes for token in each.token_ids] == CODES
-            assert [each.finish_reason for each in codes] == [None] * (len(codes) - 1) + ["stop"]
-            await client.close()
-
-    run(scenario())
+async def test_a_resumable_request_is_told_what_it_takes(tcp: Bench) -> None:
+    client, script = await RawClient.connect(tcp), Script(tcp)
+    client.say(submit(1, ASKED))
+    await script.play(await tcp.stages.request(0))
+    events = await rest(client)
+    accepted, done = events[0], events[-1]
+    assert isinstance(accepted, AcceptedEvent)
+    assert isinstance(done, DoneEvent)
+    assert accepted.seed == done.seed == 7
+    texts = [event for event in events if isinstance(event, TextEvent)]
+    codes = [event for event in events if isinstance(event, CodecEvent)]
+    assert [each.finish_reason for each in texts] == [None] * (len(texts) - 1) + ["stop"]
+    assert [token for each in codes for token in each.token_ids] == CODES
+    assert [each.finish_reason for each in codes] == [None] * (len(codes) - 1) + ["stop"]
+    await client.close()
 
 
-def test_others_are_sent_nothing_more(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client, script = await RawClient.connect(b), Script(b)
-            client.say(submit(1, msgspec.structs.replace(ASKED, resumable=False)))
-            await script.play(await b.stages.request(0))
-            events = await rest(client)
-            assert not any(isinstance(event, CodecEvent) for event in events)
-            told = [msgspec.to_builtins(event) for event in events]
-            assert not any("finish_reason" in each or "seed" in each for each in told[:-1])
-            await client.close()
-
-    run(scenario())
+async def test_others_are_sent_nothing_more(tcp: Bench) -> None:
+    client, script = await RawClient.connect(tcp), Script(tcp)
+    client.say(submit(1, msgspec.structs.replace(ASKED, resumable=False)))
+    await script.play(await tcp.stages.request(0))
+    events = await rest(client)
+    assert not any(isinstance(event, CodecEvent) for event in events)
+    told = [msgspec.to_builtins(event) for event in events]
+    assert not any("finish_reason" in each or "seed" in each for each in told[:-1])
+    await client.close()
 
 
 @pytest.mark.parametrize("text", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("speech", [0.0, 0.4, 1.0])
-def test_an_answer_goes_on_where_the_client_is(configure: Configure, text: float, speech: float) -> None:
+async def test_an_answer_goes_on_where_the_client_is(tcp: Bench, text: float, speech: float) -> None:
     """What it has is passed to the stages, and not sent again; the end tells all."""
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client, script = await RawClient.connect(b), Script(b)
-            ids = script.text[: round(text * len(script.text))]
-            codes = CODES[: round(speech * len(CODES))]
-            had = round(speech * len(CHUNKS))
-            client.say(
-                submit(
-                    1,
-                    claim(
-                        text_token_ids=ids,
-                        text_finish_reason="stop" if text == 1 else None,
-                        codec_token_ids=codes,
-                        codec_finish_reason="stop" if speech == 1 else None,
-                        chunk_samples=SAMPLES[:had],
-                    ),
-                )
-            )
-            if text < 1 or speech < 1:
-                request = await b.stages.request(0)
-                # Finished speech is not requested.
-                assert (request.resume is not None) == bool(text or 0 < speech < 1)
-                if request.resume is not None:
-                    assert request.resume.text_token_ids == ids
-                    assert (request.resume.speech is None) == (speech == 1)
-                await script.play(request)
-            events = await rest(client)
-            done = events[-1]
-            assert isinstance(done, DoneEvent)
-            assert (done.text, done.text_token_ids, done.codec_token_ids) == (TEXT, script.text, CODES)
-            assert done.audio_seconds == sum(SAMPLES) / 24_000
-            told = [token for event in events if isinstance(event, TextEvent) for token in event.token_ids]
-            assert ids + told == script.text
-            audio = [event for event in events if isinstance(event, AudioEvent)]
-            assert [each.seq for each in audio] == list(range(had, len(CHUNKS)))
-            assert [each.pcm for each in audio] == CHUNKS[had:]
-            # Nothing is computed of what is there.
-            assert len(b.stages.requests) == (text < 1 or speech < 1)
-            continued = b.process.gateway.metrics.registry.get_sample_value(
-                "omnirelay_requests_continued_total"
-            )
-            assert continued == 1
-            await client.close()
-
-    run(scenario())
+    client, script = await RawClient.connect(tcp), Script(tcp)
+    ids = script.text[: round(text * len(script.text))]
+    codes = CODES[: round(speech * len(CODES))]
+    had = round(speech * len(CHUNKS))
+    client.say(
+        submit(
+            1,
+            claim(
+                text_token_ids=ids,
+                text_finish_reason="stop" if text == 1 else None,
+                codec_token_ids=codes,
+                codec_finish_reason="stop" if speech == 1 else None,
+                chunk_samples=SAMPLES[:had],
+            ),
+        )
+    )
+    if text < 1 or speech < 1:
+        request = await tcp.stages.request(0)
+        # Finished speech is not requested.
+        assert (request.resume is not None) == bool(text or 0 < speech < 1)
+        if request.resume is not None:
+            assert request.resume.text_token_ids == ids
+            assert (request.resume.speech is None) == (speech == 1)
+        await script.play(request)
+    events = await rest(client)
+    done = events[-1]
+    assert isinstance(done, DoneEvent)
+    assert (done.text, done.text_token_ids, done.codec_token_ids) == (TEXT, script.text, CODES)
+    assert done.audio_seconds == sum(SAMPLES) / 24_000
+    told = [token for event in events if isinstance(event, TextEvent) for token in event.token_ids]
+    assert ids + told == script.text
+    audio = [event for event in events if isinstance(event, AudioEvent)]
+    assert [each.seq for each in audio] == list(range(had, len(CHUNKS)))
+    assert [each.pcm for each in audio] == CHUNKS[had:]
+    # Nothing is computed of what is there.
+    assert len(tcp.stages.requests) == (text < 1 or speech < 1)
+    continued = tcp.process.gateway.metrics.registry.get_sample_value("omnirelay_requests_continued_total")
+    assert continued == 1
+    await client.close()
 
 
-def test_all_audio_may_be_there_before_the_last_codec_tokens(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client, script = await RawClient.connect(b), Script(b)
-            client.say(
-                submit(
-                    1,
-                    claim(text_token_ids=script.text, text_finish_reason="stop", chunk_samples=SAMPLES),
-                )
-            )
-            request = await b.stages.request(0)
-            await b.stages.codec(request.request_id, 0, CODES, "stop")
-            done = (await rest(client))[-1]
-            assert isinstance(done, DoneEvent)
-            assert done.codec_token_ids == CODES
-            await client.close()
-
-    run(scenario())
+async def test_all_audio_may_be_there_before_the_last_codec_tokens(tcp: Bench) -> None:
+    client, script = await RawClient.connect(tcp), Script(tcp)
+    client.say(
+        submit(
+            1,
+            claim(text_token_ids=script.text, text_finish_reason="stop", chunk_samples=SAMPLES),
+        )
+    )
+    request = await tcp.stages.request(0)
+    await tcp.stages.codec(request.request_id, 0, CODES, "stop")
+    done = (await rest(client))[-1]
+    assert isinstance(done, DoneEvent)
+    assert done.codec_token_ids == CODES
+    await client.close()
 
 
-def test_a_stop_that_the_client_has_passed_ends_the_answer(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client = await RawClient.connect(b)
-            asked = msgspec.structs.replace(
-                claim(text_token_ids=b.encode("Hello world, hello")), speech=False, stop=["world"]
-            )
-            client.say(submit(1, asked))
-            done = (await rest(client))[-1]
-            assert isinstance(done, DoneEvent)
-            assert (done.text, done.finish_reason) == ("Hello ", "stop")
-            assert b.stages.requests == []
-            await client.close()
-
-    run(scenario())
+async def test_a_stop_that_the_client_has_passed_ends_the_answer(tcp: Bench) -> None:
+    client = await RawClient.connect(tcp)
+    asked = msgspec.structs.replace(
+        claim(text_token_ids=tcp.encode("Hello world, hello")), speech=False, stop=["world"]
+    )
+    client.say(submit(1, asked))
+    done = (await rest(client))[-1]
+    assert isinstance(done, DoneEvent)
+    assert (done.text, done.finish_reason) == ("Hello ", "stop")
+    assert tcp.stages.requests == []
+    await client.close()
 
 
-def test_what_cannot_be_an_answer_is_refused_before_any_stage_works(configure: Configure) -> None:
+async def test_what_cannot_be_an_answer_is_refused_before_any_stage_works(configure: Configure) -> None:
     few = SamplingOverrides(max_tokens=4)
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client = await RawClient.connect(b)
-            picture = next(iter(placeholder_ids(b.config.model or "")))
-            vocabulary = b.process._prompts.vocab_size
-            wrong: list[tuple[GenerateRequest, str]] = [
-                (claim(text_token_ids=[vocabulary]), "text_token_ids[0]: token"),
-                (claim(text_token_ids=[1, picture]), "text_token_ids[1]: token"),
-                (claim(text_finish_reason="stop"), "text_finish_reason"),
-                (claim(chunk_samples=[479]), "chunk_samples[0]"),
-                (claim(chunk_samples=[480, 0]), "chunk_samples[1]"),
-                (claim(chunk_samples=[480 * 9999]), "chunk_samples"),
-                (
-                    claim(codec_token_ids=[1], codec_finish_reason="stop", chunk_samples=[960]),
-                    "chunk_samples",
-                ),
-                (
-                    msgspec.structs.replace(claim(text_token_ids=[1] * 5), text_sampling=few),
-                    "text_token_ids: 5",
-                ),
-                (
-                    msgspec.structs.replace(claim(codec_token_ids=[1] * 5), codec_sampling=few),
-                    "codec_token_ids: 5",
-                ),
-                (
-                    msgspec.structs.replace(claim(chunk_samples=[480, 480]), streaming=False),
-                    "chunk_samples: speech that is not streamed",
-                ),
-                (msgspec.structs.replace(claim(codec_token_ids=[1]), speech=False), "codec_token_ids"),
-                (msgspec.structs.replace(claim(chunk_samples=[480]), speech=False), "chunk_samples"),
-            ]
-            for request, place in wrong:
-                error = await refusal(client, request)
-                assert error.code == InvalidResumeError.code, request
-                assert "resume." in error.message
-                assert place in error.message
-            # Bounds of the fields themselves.
-            for each in (
-                claim(text_token_ids=[-1]),
-                claim(text_token_ids=[1] * 65_537),
-                claim(chunk_samples=[-480]),
-                claim(""),
-                claim("x" * 65),
-            ):
-                assert (await refusal(client, each)).code == "invalid_request"
-            assert b.stages.requests == []
-            await until(lambda: not b.process.gateway._active)
-            await serves(b)
-            await client.close()
-
-    run(scenario())
+    async with bench(configure()) as b:
+        client = await RawClient.connect(b)
+        picture = next(iter(placeholder_ids(b.config.model or "")))
+        vocabulary = b.process._prompts.vocab_size
+        wrong: list[tuple[GenerateRequest, str]] = [
+            (claim(text_token_ids=[vocabulary]), "text_token_ids[0]: token"),
+            (claim(text_token_ids=[1, picture]), "text_token_ids[1]: token"),
+            (claim(text_finish_reason="stop"), "text_finish_reason"),
+            (claim(chunk_samples=[479]), "chunk_samples[0]"),
+            (claim(chunk_samples=[480, 0]), "chunk_samples[1]"),
+            (claim(chunk_samples=[480 * 9999]), "chunk_samples"),
+            (
+                claim(codec_token_ids=[1], codec_finish_reason="stop", chunk_samples=[960]),
+                "chunk_samples",
+            ),
+            (
+                msgspec.structs.replace(claim(text_token_ids=[1] * 5), text_sampling=few),
+                "text_token_ids: 5",
+            ),
+            (
+                msgspec.structs.replace(claim(codec_token_ids=[1] * 5), codec_sampling=few),
+                "codec_token_ids: 5",
+            ),
+            (
+                msgspec.structs.replace(claim(chunk_samples=[480, 480]), streaming=False),
+                "chunk_samples: speech that is not streamed",
+            ),
+            (msgspec.structs.replace(claim(codec_token_ids=[1]), speech=False), "codec_token_ids"),
+            (msgspec.structs.replace(claim(chunk_samples=[480]), speech=False), "chunk_samples"),
+        ]
+        for request, place in wrong:
+            error = await refusal(client, request)
+            assert error.code == InvalidResumeError.code, request
+            assert "resume." in error.message
+            assert place in error.message
+        # Bounds of the fields themselves.
+        for each in (
+            claim(text_token_ids=[-1]),
+            claim(text_token_ids=[1] * 65_537),
+            claim(chunk_samples=[-480]),
+            claim(""),
+            claim("x" * 65),
+        ):
+            assert (await refusal(client, each)).code == "invalid_request"
+        assert b.stages.requests == []
+        await until(lambda: not b.process.gateway._active)
+        await serves(b)
+        await client.close()
 
 
 IDS = st.lists(st.integers(0, 2**31 - 1) | st.integers(0, 20), max_size=12)
@@ -342,103 +314,85 @@ async def serves_next(b: Bench) -> None:
     await serves(b)
 
 
-def test_the_request_before_is_ended(configure: Configure) -> None:
+async def test_the_request_before_is_ended(tcp: Bench) -> None:
     """A client whose connection is half open goes on by another: the answer is not computed twice."""
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            one, two = await RawClient.connect(b), await RawClient.connect(b)
-            one.say(submit(1, ASKED))
-            accepted = await heard(one)
-            assert isinstance(accepted, AcceptedEvent)
-            before = await b.stages.request(0)
-            two.say(submit(1, claim(accepted.request_id)))
-            await b.stages.aborted(before.request_id)
-            ended = (await rest(one))[-1]
-            assert isinstance(ended, ErrorEvent)
-            assert ended.code == "cancelled"
-            again = await heard(two)
-            assert isinstance(again, AcceptedEvent)
-            # The same claim again, and then the claim of what that began: each ends the one before it.
-            three = await RawClient.connect(b)
-            names = [accepted.request_id, ""]
-            for number in range(2):
-                running = (await b.stages.request(number + 1)).request_id
-                three.say(submit(number, claim(names[number] or running)))
-                await b.stages.aborted(running)
-                while not isinstance(await heard(three, number), AcceptedEvent):
-                    continue
-            assert len(b.process.gateway._active) == 1
-            for client in (one, two, three):
-                await client.close()
-
-    run(scenario())
+    one, two = await RawClient.connect(tcp), await RawClient.connect(tcp)
+    one.say(submit(1, ASKED))
+    accepted = await heard(one)
+    assert isinstance(accepted, AcceptedEvent)
+    before = await tcp.stages.request(0)
+    two.say(submit(1, claim(accepted.request_id)))
+    await tcp.stages.aborted(before.request_id)
+    ended = (await rest(one))[-1]
+    assert isinstance(ended, ErrorEvent)
+    assert ended.code == "cancelled"
+    again = await heard(two)
+    assert isinstance(again, AcceptedEvent)
+    # The same claim again, and then the claim of what that began: each ends the one before it.
+    three = await RawClient.connect(tcp)
+    names = [accepted.request_id, ""]
+    for number in range(2):
+        running = (await tcp.stages.request(number + 1)).request_id
+        three.say(submit(number, claim(names[number] or running)))
+        await tcp.stages.aborted(running)
+        while not isinstance(await heard(three, number), AcceptedEvent):
+            continue
+    assert len(tcp.process.gateway._active) == 1
+    for client in (one, two, three):
+        await client.close()
 
 
-def test_one_claim_sent_twice_at_once_runs_once(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client = await RawClient.connect(b)
-            for number in range(6):
-                client.say(submit(number, claim(text_token_ids=[5])))
-            ended = 0
-            while ended < 5:
-                message = await client.hear()
-                ended += isinstance(message, Reply) and isinstance(message.event, ErrorEvent)
-            await until(lambda: len(b.process.gateway._active) == 1)
+async def test_one_claim_sent_twice_at_once_runs_once(tcp: Bench) -> None:
+    client = await RawClient.connect(tcp)
+    for number in range(6):
+        client.say(submit(number, claim(text_token_ids=[5])))
+    ended = 0
+    while ended < 5:
+        message = await client.hear()
+        ended += isinstance(message, Reply) and isinstance(message.event, ErrorEvent)
+    await until(lambda: len(tcp.process.gateway._active) == 1)
+    await client.close()
+
+
+async def test_another_client_cannot_end_it(configure: Configure, keys: str) -> None:
+    async with bench(configure({"api_keys": keys})) as b:
+        alice, bob = [await RawClient.connect(b, greet=False) for _ in range(2)]
+        for client, key in ((alice, KEY), (bob, OTHER)):
+            client.say(Hello(PROTOCOL_VERSION, key=key))
+            welcome = await client.hear()
+            assert isinstance(welcome, Welcome)
+            assert welcome.resumes
+        alice.say(submit(1, ASKED))
+        accepted = await heard(alice)
+        assert isinstance(accepted, AcceptedEvent)
+        bob.say(submit(1, claim(accepted.request_id)))
+        assert isinstance(await heard(bob), AcceptedEvent)
+        await b.stages.request(1)
+        assert b.stages.aborts["thinker"] == []
+        assert len(b.process.gateway._active) == 2
+        for client in (alice, bob):
             await client.close()
 
-    run(scenario())
+
+async def test_it_counts_as_any_request(configure: Configure) -> None:
+    async with bench(configure(max_queued_per_client=2)) as b:
+        client = await RawClient.connect(b)
+        for number in range(2):
+            client.say(submit(number, claim(f"earlier-{number}")))
+            assert isinstance(await heard(client, number), AcceptedEvent)
+        client.say(submit(2, claim("earlier-2")))
+        refused = await heard(client, 2)
+        assert isinstance(refused, ErrorEvent)
+        assert refused.code == "busy"
+        await client.close()
 
 
-def test_another_client_cannot_end_it(configure: Configure, keys: str) -> None:
-    async def scenario() -> None:
-        async with bench(configure({"api_keys": keys})) as b:
-            alice, bob = [await RawClient.connect(b, greet=False) for _ in range(2)]
-            for client, key in ((alice, KEY), (bob, OTHER)):
-                client.say(Hello(PROTOCOL_VERSION, key=key))
-                welcome = await client.hear()
-                assert isinstance(welcome, Welcome)
-                assert welcome.resumes
-            alice.say(submit(1, ASKED))
-            accepted = await heard(alice)
-            assert isinstance(accepted, AcceptedEvent)
-            bob.say(submit(1, claim(accepted.request_id)))
-            assert isinstance(await heard(bob), AcceptedEvent)
-            await b.stages.request(1)
-            assert b.stages.aborts["thinker"] == []
-            assert len(b.process.gateway._active) == 2
-            for client in (alice, bob):
-                await client.close()
-
-    run(scenario())
-
-
-def test_it_counts_as_any_request(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure(max_queued_per_client=2)) as b:
-            client = await RawClient.connect(b)
-            for number in range(2):
-                client.say(submit(number, claim(f"earlier-{number}")))
-                assert isinstance(await heard(client, number), AcceptedEvent)
-            client.say(submit(2, claim("earlier-2")))
-            refused = await heard(client, 2)
-            assert isinstance(refused, ErrorEvent)
-            assert refused.code == "busy"
-            await client.close()
-
-    run(scenario())
-
-
-def test_a_ping_is_answered_while_a_request_is(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            client = await RawClient.connect(b)
-            client.say(submit(1, ASKED))
-            assert isinstance(await heard(client), AcceptedEvent)
-            client.say(Ping())
-            async with asyncio.timeout(30):
-                assert isinstance(await client.hear(), Pong)
-            await client.close()
-
-    run(scenario())
+async def test_a_ping_is_answered_while_a_request_is(tcp: Bench) -> None:
+    client = await RawClient.connect(tcp)
+    client.say(submit(1, ASKED))
+    assert isinstance(await heard(client), AcceptedEvent)
+    client.say(Ping())
+    async with asyncio.timeout(30):
+        assert isinstance(await client.hear(), Pong)
+    await client.close()

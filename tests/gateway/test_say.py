@@ -5,7 +5,6 @@ import base64
 import json
 import queue
 import wave
-from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.http.openai.speech_socket import SpeechSocket
 from omnirelay import (
+    AsyncClient,
     AudioEvent,
     ChatMessage,
     Client,
@@ -30,15 +30,13 @@ from omnirelay.cli.main import main
 from omnirelay.errors import InvalidRequestError
 from omnirelay.protocol import PartialAnswer
 from omnirelay.reading import LEAST, MOST, pieces
-from shared.config import Config
 from shared.config.gateway import READ_PROMPT
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak
 from tests.gateway.scripted import CHUNKS, CODES, Script
 
-Configure = Callable[..., Config]
 SAID = "Two plus two is five."
 SENTENCES = [f"This is sentence number {number} of them." for number in ("one", "two", "three")]
 LONG = " ".join(SENTENCES)
@@ -58,55 +56,44 @@ def prompt(b: Bench, request: ThinkRequest) -> str:
     return b"".join(map(b.process._prompts.token_bytes, request.prompt_token_ids)).decode()
 
 
-def test_a_text_is_spoken_instead_of_an_answer(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            answer = client.chat(GenerateRequest(say=SAID))
-            request = await b.stages.request(0)
-            assert said(b, request) == SAID
-            assert f"user\n{READ_PROMPT}<|im_end|>" in prompt(b, request)
-            await Script(b).play(request)
-            events = [event async for event in answer]
-            done = events[-1]
-            assert isinstance(done, DoneEvent)
-            assert not any(isinstance(event, TextEvent) for event in events)
-            assert [event.pcm for event in events if isinstance(event, AudioEvent)] == CHUNKS
-            assert (done.text, done.finish_reason, done.codec_token_ids) == (SAID, "stop", CODES)
-
-    run(scenario())
+async def test_a_text_is_spoken_instead_of_an_answer(tcp: Bench, client: AsyncClient) -> None:
+    answer = client.chat(GenerateRequest(say=SAID))
+    request = await tcp.stages.request(0)
+    assert said(tcp, request) == SAID
+    assert f"user\n{READ_PROMPT}<|im_end|>" in prompt(tcp, request)
+    await Script(tcp).play(request)
+    events = [event async for event in answer]
+    done = events[-1]
+    assert isinstance(done, DoneEvent)
+    assert not any(isinstance(event, TextEvent) for event in events)
+    assert [event.pcm for event in events if isinstance(event, AudioEvent)] == CHUNKS
+    assert (done.text, done.finish_reason, done.codec_token_ids) == (SAID, "stop", CODES)
 
 
-def test_messages_before_it_are_its_context(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            client.chat(GenerateRequest(messages=[ChatMessage("system", "Whisper.")], say=SAID))
-            assert "Whisper." in (asked := prompt(b, await b.stages.request(0)))
-            assert READ_PROMPT in asked
-            client.chat(GenerateRequest(messages=[ChatMessage("user", "Who?")], say=SAID))
-            assert "Who?" in (asked := prompt(b, await b.stages.request(1)))
-            assert READ_PROMPT not in asked
-
-    run(scenario())
+async def test_messages_before_it_are_its_context(tcp: Bench, client: AsyncClient) -> None:
+    client.chat(GenerateRequest(messages=[ChatMessage("system", "Whisper.")], say=SAID))
+    assert "Whisper." in (asked := prompt(tcp, await tcp.stages.request(0)))
+    assert READ_PROMPT in asked
+    client.chat(GenerateRequest(messages=[ChatMessage("user", "Who?")], say=SAID))
+    assert "Who?" in (asked := prompt(tcp, await tcp.stages.request(1)))
+    assert READ_PROMPT not in asked
 
 
-def test_it_goes_on_where_the_client_is(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client(reconnect_s=30) as client:
-            held = PartialAnswer(
-                request_id="earlier", codec_token_ids=CODES[:16], chunk_samples=[len(CHUNKS[0]) // 4]
-            )
-            answer = client.chat(GenerateRequest(say=SAID, resume=held, resumable=True))
-            request = await b.stages.request(0)
-            assert said(b, request) == SAID
-            assert request.resume is not None
-            assert request.resume.speech is not None
-            assert request.resume.speech.codec_token_ids == CODES[:16]
-            await Script(b).play(request)
-            result = await answer.result()
-            assert result.text == SAID
-            assert result.waveform == b"".join(CHUNKS[1:])
-
-    run(scenario())
+async def test_it_goes_on_where_the_client_is(tcp: Bench) -> None:
+    async with tcp.client(reconnect_s=30) as client:
+        held = PartialAnswer(
+            request_id="earlier", codec_token_ids=CODES[:16], chunk_samples=[len(CHUNKS[0]) // 4]
+        )
+        answer = client.chat(GenerateRequest(say=SAID, resume=held, resumable=True))
+        request = await tcp.stages.request(0)
+        assert said(tcp, request) == SAID
+        assert request.resume is not None
+        assert request.resume.speech is not None
+        assert request.resume.speech.codec_token_ids == CODES[:16]
+        await Script(tcp).play(request)
+        result = await answer.result()
+        assert result.text == SAID
+        assert result.waveform == b"".join(CHUNKS[1:])
 
 
 @pytest.mark.parametrize(
@@ -118,24 +105,18 @@ def test_it_goes_on_where_the_client_is(configure: Configure) -> None:
     ],
     ids=["no speech", "empty", "long"],
 )
-def test_what_cannot_be_spoken_is_refused(configure: Configure, fields: dict[str, Any], problem: str) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            request = GenerateRequest(text_sampling=SamplingOverrides(max_tokens=100), **fields)
-            with pytest.raises(InvalidRequestError, match=problem):
-                await client.chat(request).result()
-            await until(lambda: b.process.gateway._active == {})
-
-    run(scenario())
+async def test_what_cannot_be_spoken_is_refused(
+    tcp: Bench, client: AsyncClient, fields: dict[str, Any], problem: str
+) -> None:
+    request = GenerateRequest(text_sampling=SamplingOverrides(max_tokens=100), **fields)
+    with pytest.raises(InvalidRequestError, match=problem):
+        await client.chat(request).result()
+    await until(lambda: tcp.process.gateway._active == {})
 
 
-def test_errors_about_it_name_the_field_of_the_client(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway())) as b:
-            answer = await read(b, input=" \n")
-            assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
-
-    run(scenario())
+async def test_errors_about_it_name_the_field_of_the_client(web: HttpBench) -> None:
+    answer = await read(web, input=" \n")
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "input")
 
 
 def pcm(number: int) -> Any:
@@ -147,131 +128,106 @@ async def read(b: HttpBench, **fields: Any) -> Any:
     return await b.http.post("/v1/audio/speech", json=body)
 
 
-def test_a_long_text_is_read_in_pieces(configure: Configure) -> None:
+async def test_a_long_text_is_read_in_pieces(web: HttpBench) -> None:
     """The next piece is begun while one is spoken, and all are of one voice and seed."""
 
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway())) as b:
-            reading = asyncio.create_task(read(b, voice="Ethan", seed=3, instructions="Whisper."))
-            for number, sentence in enumerate(SENTENCES):
-                request = await b.stages.request(number)
-                assert said(b, request) == sentence
-                assert len(b.stages.requests) == number + 1
-                assert request.speech is not None
-                assert (request.seed, request.speech.speaker) == (3, "Ethan")
-                assert "Whisper." in prompt(b, request)
-                name = request.request_id
-                await b.stages.audio(name, 0, pcm(2 * number).tobytes())
-                if number + 1 < len(SENTENCES):
-                    await b.stages.request(number + 1)
-                await b.stages.codec(name, 0, [7] * 2, "stop")
-                await b.stages.audio(name, 1, pcm(2 * number + 1).tobytes(), last=True)
-            answer = await reading
-            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-            *audio, done = events
-            heard = b"".join(base64.b64decode(event["audio"]) for event in audio)
-            samples = np.frombuffer(heard, "<i2")[::480] / 32768
-            assert samples == pytest.approx([(number + 1) / 8 for number in range(6)], abs=1e-3)
-            usage = done["usage"]
-            assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
-            text = sum(len(b.encode(sentence)) + 1 for sentence in SENTENCES)
-            assert usage["output_tokens"] == text + 6
-
-    run(scenario())
+    reading = asyncio.create_task(read(web, voice="Ethan", seed=3, instructions="Whisper."))
+    for number, sentence in enumerate(SENTENCES):
+        request = await web.stages.request(number)
+        assert said(web, request) == sentence
+        assert len(web.stages.requests) == number + 1
+        assert request.speech is not None
+        assert (request.seed, request.speech.speaker) == (3, "Ethan")
+        assert "Whisper." in prompt(web, request)
+        name = request.request_id
+        await web.stages.audio(name, 0, pcm(2 * number).tobytes())
+        if number + 1 < len(SENTENCES):
+            await web.stages.request(number + 1)
+        await web.stages.codec(name, 0, [7] * 2, "stop")
+        await web.stages.audio(name, 1, pcm(2 * number + 1).tobytes(), last=True)
+    answer = await reading
+    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+    *audio, done = events
+    heard = b"".join(base64.b64decode(event["audio"]) for event in audio)
+    samples = np.frombuffer(heard, "<i2")[::480] / 32768
+    assert samples == pytest.approx([(number + 1) / 8 for number in range(6)], abs=1e-3)
+    usage = done["usage"]
+    assert usage["total_tokens"] == usage["input_tokens"] + usage["output_tokens"]
+    text = sum(len(web.encode(sentence)) + 1 for sentence in SENTENCES)
+    assert usage["output_tokens"] == text + 6
 
 
-def test_a_piece_that_fails_ends_the_reading(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway())) as b:
-            reading = asyncio.create_task(read(b))
-            await speak(b, await b.stages.request(0), "", [pcm(0)])
-            second = await b.stages.request(1)
-            await b.stages.fail(second.request_id, "talker", "stage_failed", "broken")
-            events = (await reading).text
-            assert "stage_failed" in events
-            assert "speech.audio.done" not in events
-            assert len(b.stages.requests) == 2
-            await until(lambda: b.process.gateway._active == {})
-
-    run(scenario())
+async def test_a_piece_that_fails_ends_the_reading(web: HttpBench) -> None:
+    reading = asyncio.create_task(read(web))
+    await speak(web, await web.stages.request(0), "", [pcm(0)])
+    second = await web.stages.request(1)
+    await web.stages.fail(second.request_id, "talker", "stage_failed", "broken")
+    events = (await reading).text
+    assert "stage_failed" in events
+    assert "speech.audio.done" not in events
+    assert len(web.stages.requests) == 2
+    await until(lambda: web.process.gateway._active == {})
 
 
-def test_a_client_that_leaves_ends_the_piece_that_was_begun_for_it(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway())) as b:
-            reading = asyncio.create_task(read(b))
-            first = await b.stages.request(0)
-            await b.stages.audio(first.request_id, 0, pcm(0).tobytes())
-            await b.stages.request(1)
-            reading.cancel()
-            await asyncio.gather(reading, return_exceptions=True)
-            await until(lambda: b.process.gateway._active == {})
-
-    run(scenario())
+async def test_a_client_that_leaves_ends_the_piece_that_was_begun_for_it(web: HttpBench) -> None:
+    reading = asyncio.create_task(read(web))
+    first = await web.stages.request(0)
+    await web.stages.audio(first.request_id, 0, pcm(0).tobytes())
+    await web.stages.request(1)
+    reading.cancel()
+    await asyncio.gather(reading, return_exceptions=True)
+    await until(lambda: web.process.gateway._active == {})
 
 
-def test_a_busy_gateway_is_asked_again_for_the_pieces_behind_the_first(
+async def test_a_busy_gateway_is_asked_again_for_the_pieces_behind_the_first(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway(), max_active=1, max_queued=0)) as b:
-            reading = asyncio.create_task(read(b))
-            for number in range(len(SENTENCES)):
-                await speak(b, await b.stages.request(number), "", [pcm(number)])
-            assert "speech.audio.done" in (await reading).text
-
-    run(scenario())
+    async with http_bench(configure(gateway=http_gateway(), max_active=1, max_queued=0)) as b:
+        reading = asyncio.create_task(read(b))
+        for number in range(len(SENTENCES)):
+            await speak(b, await b.stages.request(number), "", [pcm(number)])
+        assert "speech.audio.done" in (await reading).text
 
 
-def test_the_client_reads_any_length(configure: Configure, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b, b.client() as client:
-            b.stages.serve([])
-            events = [event async for event in client.speak(LONG, speaker="Ethan", seed=3)]
-            done = [event for event in events if isinstance(event, DoneEvent)]
-            assert [event.text for event in done] == SENTENCES
-            assert {(event.speaker, event.seed) for event in done} == {("Ethan", 3)}
-            whole = b"".join(event.pcm for event in events if isinstance(event, AudioEvent))
+async def test_the_client_reads_any_length(tcp: Bench, client: AsyncClient, tmp_path: Path) -> None:
+    tcp.stages.serve([])
+    events = [event async for event in client.speak(LONG, speaker="Ethan", seed=3)]
+    done = [event for event in events if isinstance(event, DoneEvent)]
+    assert [event.text for event in done] == SENTENCES
+    assert {(event.speaker, event.seed) for event in done} == {("Ethan", 3)}
+    whole = b"".join(event.pcm for event in events if isinstance(event, AudioEvent))
 
-            def plainly() -> None:
-                with Client(b.listen) as plain:
-                    result = plain.speak(LONG)
-                    assert (result.text, result.waveform) == (LONG, whole)
+    def plainly() -> None:
+        with Client(tcp.listen) as plain:
+            result = plain.speak(LONG)
+            assert (result.text, result.waveform) == (LONG, whole)
 
-            await asyncio.to_thread(plainly)
-            path = tmp_path / "said.wav"
-            assert (
-                await asyncio.to_thread(main, ["say", LONG, "--out", str(path), "--gateway", b.listen]) == 0
-            )
-            with wave.open(str(path)) as file:
-                assert file.getnframes() == len(whole) // 4
-
-    run(scenario())
+    await asyncio.to_thread(plainly)
+    path = tmp_path / "said.wav"
+    assert await asyncio.to_thread(main, ["say", LONG, "--out", str(path), "--gateway", tcp.listen]) == 0
+    with wave.open(str(path)) as file:
+        assert file.getnframes() == len(whole) // 4
 
 
-def test_lines_of_standard_input_are_read_as_they_come(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+async def test_lines_of_standard_input_are_read_as_they_come(
+    tcp: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            b.stages.serve([])
-            lines = queue.SimpleQueue[str]()
-            monkeypatch.setattr("sys.stdin.readline", lines.get)
-            out = ["--out", str(tmp_path / "said.wav"), "--json"]
-            reading = asyncio.create_task(asyncio.to_thread(main, ["say", *out, "--gateway", b.listen]))
-            lines.put(f"{SENTENCES[0]}\n")
-            assert said(b, await b.stages.request(0)) == SENTENCES[0]
-            lines.put("And the rest")
-            lines.put("")
-            assert await reading == 0
-            assert said(b, await b.stages.request(1)) == "And the rest"
-            events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-            assert [each["text"] for each in events if each["event"] == "done"] == [
-                SENTENCES[0],
-                "And the rest",
-            ]
-
-    run(scenario())
+    tcp.stages.serve([])
+    lines = queue.SimpleQueue[str]()
+    monkeypatch.setattr("sys.stdin.readline", lines.get)
+    out = ["--out", str(tmp_path / "said.wav"), "--json"]
+    reading = asyncio.create_task(asyncio.to_thread(main, ["say", *out, "--gateway", tcp.listen]))
+    lines.put(f"{SENTENCES[0]}\n")
+    assert said(tcp, await tcp.stages.request(0)) == SENTENCES[0]
+    lines.put("And the rest")
+    lines.put("")
+    assert await reading == 0
+    assert said(tcp, await tcp.stages.request(1)) == "And the rest"
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert [each["text"] for each in events if each["event"] == "done"] == [
+        SENTENCES[0],
+        "And the rest",
+    ]
 
 
 async def events_of(socket: ClientConnection) -> list[Any]:
@@ -279,34 +235,30 @@ async def events_of(socket: ClientConnection) -> list[Any]:
     return [message if isinstance(message, bytes) else json.loads(message) async for message in socket]
 
 
-def test_a_text_is_spoken_while_it_grows(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway())) as b:
-            url = f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream"
-            async with connect(url) as socket:
-                config = {"type": "session.config", "voice": "Ethan", "response_format": "pcm", "seed": 3}
-                await socket.send(json.dumps(config))
-                for word in [*SENTENCES[0].split(), "And"]:
-                    await socket.send(json.dumps({"type": "input.text", "text": f"{word} "}))
-                first = await b.stages.request(0)
-                assert (said(b, first), first.seed) == (SENTENCES[0], 3)
-                await speak(b, first, "", [pcm(0), pcm(1)])
-                await socket.send(json.dumps({"type": "input.text", "text": "the rest"}))
-                await socket.send(json.dumps({"type": "input.done"}))
-                second = await b.stages.request(1)
-                assert said(b, second) == "And the rest"
-                await speak(b, second, "", [pcm(2)])
-                events = await events_of(socket)
-            assert [event["type"] for event in events if isinstance(event, dict)] == [
-                *["audio.start", "audio.done"] * 2,
-                "session.done",
-            ]
-            assert (events[0]["sentence_text"], events[0]["format"]) == (SENTENCES[0], "pcm")
-            heard = b"".join(event for event in events if isinstance(event, bytes))
-            assert len(heard) == 3 * 480 * 2
-            assert events[-1]["total_sentences"] == 2
-
-    run(scenario())
+async def test_a_text_is_spoken_while_it_grows(web: HttpBench) -> None:
+    url = f"{web.url.replace('http', 'ws')}/v1/audio/speech/stream"
+    async with connect(url) as socket:
+        config = {"type": "session.config", "voice": "Ethan", "response_format": "pcm", "seed": 3}
+        await socket.send(json.dumps(config))
+        for word in [*SENTENCES[0].split(), "And"]:
+            await socket.send(json.dumps({"type": "input.text", "text": f"{word} "}))
+        first = await web.stages.request(0)
+        assert (said(web, first), first.seed) == (SENTENCES[0], 3)
+        await speak(web, first, "", [pcm(0), pcm(1)])
+        await socket.send(json.dumps({"type": "input.text", "text": "the rest"}))
+        await socket.send(json.dumps({"type": "input.done"}))
+        second = await web.stages.request(1)
+        assert said(web, second) == "And the rest"
+        await speak(web, second, "", [pcm(2)])
+        events = await events_of(socket)
+    assert [event["type"] for event in events if isinstance(event, dict)] == [
+        *["audio.start", "audio.done"] * 2,
+        "session.done",
+    ]
+    assert (events[0]["sentence_text"], events[0]["format"]) == (SENTENCES[0], "pcm")
+    heard = b"".join(event for event in events if isinstance(event, bytes))
+    assert len(heard) == 3 * 480 * 2
+    assert events[-1]["total_sentences"] == 2
 
 
 @pytest.mark.parametrize(
@@ -329,34 +281,27 @@ def test_a_text_is_spoken_while_it_grows(configure: Configure) -> None:
         (['{"type": "session.config"}'], "no message came for 1 s"),
     ],
 )  # fmt: skip
-def test_what_is_wrong_with_a_growing_text_is_said(
+async def test_what_is_wrong_with_a_growing_text_is_said(
     configure: Configure, messages: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(SpeechSocket, "__init__", partialmethod(SpeechSocket.__init__, idle_s=1.0))
 
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway())) as b:
-            async with connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
-                for message in messages:
-                    await socket.send(message)
-                [event] = await events_of(socket)
-            assert event["type"] == "error"
-            assert problem in event["error"]["message"]
-
-    run(scenario())
+    async with http_bench(configure(gateway=http_gateway())) as b:
+        async with connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
+            for message in messages:
+                await socket.send(message)
+            [event] = await events_of(socket)
+        assert event["type"] == "error"
+        assert problem in event["error"]["message"]
 
 
-def test_a_client_of_a_growing_text_that_leaves_ends_its_requests(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(gateway=http_gateway())) as b:
-            async with connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
-                for message in ({"type": "session.config"}, {"type": "input.text", "text": LONG}):
-                    await socket.send(json.dumps(message))
-                await b.stages.audio((await b.stages.request(0)).request_id, 0, pcm(0).tobytes())
-                await b.stages.request(1)
-            await until(lambda: b.process.gateway._active == {})
-
-    run(scenario())
+async def test_a_client_of_a_growing_text_that_leaves_ends_its_requests(web: HttpBench) -> None:
+    async with connect(f"{web.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
+        for message in ({"type": "session.config"}, {"type": "input.text", "text": LONG}):
+            await socket.send(json.dumps(message))
+        await web.stages.audio((await web.stages.request(0)).request_id, 0, pcm(0).tobytes())
+        await web.stages.request(1)
+    await until(lambda: web.process.gateway._active == {})
 
 
 @given(st.text(alphabet=st.sampled_from("ab.!? ,;\n\u3002\uff0c"), max_size=2 * MOST), st.booleans())

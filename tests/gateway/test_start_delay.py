@@ -15,7 +15,6 @@ from gateway.requests.start_delay import IGNORED_S, AnswerPace, Outlook, SpeechH
 from omnirelay import AudioEvent
 from shared.config import Config
 from shared.messages import SAMPLE_RATE
-from tests.gateway.bench import run
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 
 RATE = 50
@@ -214,21 +213,18 @@ def advised_ms(b: HttpBench, end: int = 0) -> int:
     return round(1000 * min(5, 1.1 * (seconds - 0.5)))
 
 
-def test_the_first_audio_event_says_how_long_to_wait(slow: Config) -> None:
-    async def scenario() -> None:
-        async with http_bench(slow) as b, speaking(b, ANSWER, SAID), b.client() as client:
-            expected = advised_ms(b)
-            assert expected > 0
-            events = [event async for event in client.chat("Hi")]
-            delays = [event.start_delay_ms for event in events if isinstance(event, AudioEvent)]
-            assert delays == [expected, 0]
-            whole = [event async for event in client.chat("Hi", streaming=False)]
-            assert not any(event.start_delay_ms for event in whole if isinstance(event, AudioEvent))
-            assert await b.metric("omnirelay_start_delay_seconds_count") == 1
-            total = await b.metric("omnirelay_start_delay_seconds_sum")
-            assert total == pytest.approx(expected / 1000, abs=1e-3)
-
-    run(scenario())
+async def test_the_first_audio_event_says_how_long_to_wait(slow: Config) -> None:
+    async with http_bench(slow) as b, speaking(b, ANSWER, SAID), b.client() as client:
+        expected = advised_ms(b)
+        assert expected > 0
+        events = [event async for event in client.chat("Hi")]
+        delays = [event.start_delay_ms for event in events if isinstance(event, AudioEvent)]
+        assert delays == [expected, 0]
+        whole = [event async for event in client.chat("Hi", streaming=False)]
+        assert not any(event.start_delay_ms for event in whole if isinstance(event, AudioEvent))
+        assert await b.metric("omnirelay_start_delay_seconds_count") == 1
+        total = await b.metric("omnirelay_start_delay_seconds_sum")
+        assert total == pytest.approx(expected / 1000, abs=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -238,69 +234,59 @@ def test_the_first_audio_event_says_how_long_to_wait(slow: Config) -> None:
         ("audio/speech", {"input": ANSWER, "response_format": "pcm", "stream_format": "sse"}),
     ],
 )
-def test_event_streams_have_it_in_their_first_audio(slow: Config, path: str, fields: dict[str, Any]) -> None:
-    async def scenario() -> None:
-        async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
-            expected = advised_ms(b, end="input" in fields)
-            asked = {"model": MODEL, **fields, **({"stream": True} if "messages" in fields else {})}
-            answer = await b.http.post(f"/v1/{path}", json=asked)
-            events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-            if path == "chat/completions":
-                audios = [each["choices"][0]["delta"].get("audio", {}) for each in events]
-            else:
-                audios = [{**each, "data": each["audio"]} for each in events if "audio" in each]
-            delays = [each.get("start_delay_ms") for each in audios if "data" in each]
-            assert delays == [expected, *[None] * (len(delays) - 1)]
-            assert len(delays) > 1
-
-    run(scenario())
-
-
-def test_a_file_has_it_in_a_header(slow: Config) -> None:
-    async def scenario() -> None:
-        speech = {"model": MODEL, "input": ANSWER, "response_format": "wav"}
-        async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
-            expected = advised_ms(b, end=1)
-            for delay_ms in (expected, 0):
-                answer = await b.http.post("/v1/audio/speech", json=speech)
-                assert answer.headers["X-Start-Delay-Ms"] == str(delay_ms)
-                # The next one is after answers that were fast.
-                for _ in range(3):
-                    b.process.gateway._spoken.spoke(0.5)
-
-    run(scenario())
+async def test_event_streams_have_it_in_their_first_audio(
+    slow: Config, path: str, fields: dict[str, Any]
+) -> None:
+    async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
+        expected = advised_ms(b, end="input" in fields)
+        asked = {"model": MODEL, **fields, **({"stream": True} if "messages" in fields else {})}
+        answer = await b.http.post(f"/v1/{path}", json=asked)
+        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
+        if path == "chat/completions":
+            audios = [each["choices"][0]["delta"].get("audio", {}) for each in events]
+        else:
+            audios = [{**each, "data": each["audio"]} for each in events if "audio" in each]
+        delays = [each.get("start_delay_ms") for each in audios if "data" in each]
+        assert delays == [expected, *[None] * (len(delays) - 1)]
+        assert len(delays) > 1
 
 
-def test_a_failure_before_the_first_audio_of_a_file_has_its_own_status(slow: Config) -> None:
-    async def scenario() -> None:
-        async with http_bench(slow) as b:
-            speech = {"model": MODEL, "input": "Hi", "response_format": "wav"}
-            asking = asyncio.create_task(b.http.post("/v1/audio/speech", json=speech))
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode(ANSWER))
-            await b.stages.fail(request.request_id, "talker", "stage_failed", "broken")
-            assert (await asking).status_code == 500
+async def test_a_file_has_it_in_a_header(slow: Config) -> None:
+    speech = {"model": MODEL, "input": ANSWER, "response_format": "wav"}
+    async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
+        expected = advised_ms(b, end=1)
+        for delay_ms in (expected, 0):
+            answer = await b.http.post("/v1/audio/speech", json=speech)
+            assert answer.headers["X-Start-Delay-Ms"] == str(delay_ms)
+            # The next one is after answers that were fast.
+            for _ in range(3):
+                b.process.gateway._spoken.spoke(0.5)
 
-    run(scenario())
+
+async def test_a_failure_before_the_first_audio_of_a_file_has_its_own_status(slow: Config) -> None:
+    async with http_bench(slow) as b:
+        speech = {"model": MODEL, "input": "Hi", "response_format": "wav"}
+        asking = asyncio.create_task(b.http.post("/v1/audio/speech", json=speech))
+        request = await b.stages.request(0)
+        await b.stages.text(request.request_id, 0, b.encode(ANSWER))
+        await b.stages.fail(request.request_id, "talker", "stage_failed", "broken")
+        assert (await asking).status_code == 500
 
 
-def test_a_realtime_session_is_told_with_the_first_audio(slow: Config) -> None:
-    async def scenario() -> None:
-        async with (
-            http_bench(slow) as b,
-            speaking(b, ANSWER, SAID),
-            b.ai.realtime.connect(model=MODEL) as session,
-        ):
-            expected = advised_ms(b)
-            item: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
-            await session.conversation.item.create(item=item)
-            await session.response.create()
-            events: list[Any] = []
-            while not events or events[-1].type != "response.done":
-                events.append(await session.recv())
-            deltas = [event for event in events if event.type == "response.output_audio.delta"]
-            assert deltas[0].start_delay_ms == expected
-            assert all("start_delay_ms" not in delta.model_fields_set for delta in deltas[1:])
-            assert len(deltas) > 1
-
-    run(scenario())
+async def test_a_realtime_session_is_told_with_the_first_audio(slow: Config) -> None:
+    async with (
+        http_bench(slow) as b,
+        speaking(b, ANSWER, SAID),
+        b.ai.realtime.connect(model=MODEL) as session,
+    ):
+        expected = advised_ms(b)
+        item: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
+        await session.conversation.item.create(item=item)
+        await session.response.create()
+        events: list[Any] = []
+        while not events or events[-1].type != "response.done":
+            events.append(await session.recv())
+        deltas = [event for event in events if event.type == "response.output_audio.delta"]
+        assert deltas[0].start_delay_ms == expected
+        assert all("start_delay_ms" not in delta.model_fields_set for delta in deltas[1:])
+        assert len(deltas) > 1

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -16,62 +15,55 @@ from omnirelay.cli.status import describe
 from omnirelay.errors import InvalidRequestError
 from ops.doctor import machine, network
 from shared.config import Config
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, http_bench, http_gateway
 from tests.support.processes import wait_until
 
-Configure = Callable[..., Config]
 SPEECH = {"model": MODEL, "input": "Hi", "voice": "Chelsie"}
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"voice": "Chelsie"}}
 CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
 
-def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway()).model_copy(update={"text_only": True})
-        async with http_bench(config, ready=False, alive=["thinker"]) as b, b.client() as client:
-            await until(lambda: b.process.status().ready)
-            ready = await b.http.get("/readyz")
-            assert (ready.status_code, ready.json()) == (
-                200,
-                {"status": "ok", "reasons": [], "text_only": True},
-            )
-            report = b.process.status()
-            assert [stage.name for stage in report.stages] == ["thinker"]
-            assert f"model: {report.gateway.model}, text only\n" in describe(report)
-            told = (await b.http.get("/metrics")).text
-            assert 'omnirelay_stage_up{stage="thinker"} 1.0' in told
-            assert 'omnirelay_stage_up{stage="talker"}' not in told
+async def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -> None:
+    config = configure(http_gateway()).model_copy(update={"text_only": True})
+    async with http_bench(config, ready=False, alive=["thinker"]) as b, b.client() as client:
+        await until(lambda: b.process.status().ready)
+        ready = await b.http.get("/readyz")
+        assert (ready.status_code, ready.json()) == (
+            200,
+            {"status": "ok", "reasons": [], "text_only": True},
+        )
+        report = b.process.status()
+        assert [stage.name for stage in report.stages] == ["thinker"]
+        assert f"model: {report.gateway.model}, text only\n" in describe(report)
+        told = (await b.http.get("/metrics")).text
+        assert 'omnirelay_stage_up{stage="thinker"} 1.0' in told
+        assert 'omnirelay_stage_up{stage="talker"}' not in told
 
-            with pytest.raises(InvalidRequestError, match="text-only"):
-                await client.chat("Hi").result()
-            for path, body in (
-                ("/v1/audio/speech", SPEECH),
-                (
-                    "/v1/chat/completions",
-                    CHAT | SPOKEN,
-                ),
-            ):
-                refused = await b.http.post(path, json=body)
-                assert refused.status_code == 400
-                assert "is text-only" in refused.json()["error"]["message"]
-            asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=CHAT))
-            await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
-            assert (await asked).json()["choices"][0]["message"]["content"] == "Hello"
-
-    run(scenario())
+        with pytest.raises(InvalidRequestError, match="text-only"):
+            await client.chat("Hi").result()
+        for path, body in (
+            ("/v1/audio/speech", SPEECH),
+            (
+                "/v1/chat/completions",
+                CHAT | SPOKEN,
+            ),
+        ):
+            refused = await b.http.post(path, json=body)
+            assert refused.status_code == 400
+            assert "is text-only" in refused.json()["error"]["message"]
+        asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=CHAT))
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        assert (await asked).json()["choices"][0]["message"]["content"] == "Hello"
 
 
-def test_a_thinker_that_is_missing_is_still_told(configure: Configure) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway()).model_copy(update={"text_only": True})
-        async with http_bench(config, ready=False, alive=[]) as b:
-            ready = await b.http.get("/readyz")
-            assert (ready.status_code, ready.json()["reasons"]) == (503, ["the thinker is starting"])
-            assert not b.process.status().ready
-
-    run(scenario())
+async def test_a_thinker_that_is_missing_is_still_told(configure: Configure) -> None:
+    config = configure(http_gateway()).model_copy(update={"text_only": True})
+    async with http_bench(config, ready=False, alive=[]) as b:
+        ready = await b.http.get("/readyz")
+        assert (ready.status_code, ready.json()["reasons"]) == (503, ["the thinker is starting"])
+        assert not b.process.status().ready
 
 
 def test_up_starts_the_thinker_alone(place: Path) -> None:
@@ -96,14 +88,13 @@ def test_up_starts_the_thinker_alone(place: Path) -> None:
         process.wait()
 
 
-def test_chat_says_why_there_is_no_speech(configure: Configure, capsys: pytest.CaptureFixture[str]) -> None:
-    async def scenario() -> None:
-        config = configure(http_gateway()).model_copy(update={"text_only": True})
-        async with http_bench(config, ready=False, alive=["thinker"]) as b:
-            await until(lambda: b.process.status().ready)
-            assert await asyncio.to_thread(main, ["chat", "Hi", "--gateway", b.listen]) == 1
-
-    run(scenario())
+async def test_chat_says_why_there_is_no_speech(
+    configure: Configure, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = configure(http_gateway()).model_copy(update={"text_only": True})
+    async with http_bench(config, ready=False, alive=["thinker"]) as b:
+        await until(lambda: b.process.status().ready)
+        assert await asyncio.to_thread(main, ["chat", "Hi", "--gateway", b.listen]) == 1
     assert "this gateway is text-only" in capsys.readouterr().err
 
 

@@ -4,7 +4,6 @@ import asyncio
 import base64
 import json
 import ssl
-from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
@@ -22,12 +21,11 @@ from ops.doctor.access import check_access
 from ops.launcher import Stack, running
 from ops.target import own_target
 from shared.config import Config, load_config
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench, run
 from tests.gateway.guarded import CHAT, KEY, OTHER, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.https_server import Authority
 
-Configure = Callable[..., Config]
 DAY = timedelta(days=1)
 
 
@@ -55,110 +53,98 @@ def tls_address(b: Bench) -> str:
     return b.listen.replace("tcp:", "tls:")
 
 
-def test_tcp_clients_speak_tls_and_believe_the_given_authority(
+async def test_tcp_clients_speak_tls_and_believe_the_given_authority(
     configure: Configure, certified: Certified, keys: str
 ) -> None:
-    async def scenario() -> None:
-        config = configure({"tls": certified.config, "api_keys": keys})
-        async with bench(config) as b, serving(b):
-            async with AsyncClient(tls_address(b), KEY, certified.ca) as client:
-                assert (await client.chat("Hi").result()).text == "Hello"
-                # Large both ways.
-                picture = bytes(2**22)
-                await client.chat(images=[picture]).result()
-                assert len(b.stages.requests[-1].media[0].data.view) == 2**22
-            with pytest.raises(GatewayUnreachableError, match="was rejected"):
-                await AsyncClient(tls_address(b), KEY).connect()
-            hint = f"closed the connection without an answer; if it speaks TLS, use {tls_address(b)}$"
-            with pytest.raises(GatewayUnreachableError, match=hint):
-                await AsyncClient(b.listen, KEY).connect()
-            with pytest.raises(GatewayUnreachableError, match=hint):
-                await asyncio.to_thread(Client, b.listen, KEY)
-            own = own_target(config)
-            assert own.addresses == (tls_address(b),)
-            assert (await own.status()).ready
+    config = configure({"tls": certified.config, "api_keys": keys})
+    async with bench(config) as b, serving(b):
+        async with AsyncClient(tls_address(b), KEY, certified.ca) as client:
+            assert (await client.chat("Hi").result()).text == "Hello"
+            # Large both ways.
+            picture = bytes(2**22)
+            await client.chat(images=[picture]).result()
+            assert len(b.stages.requests[-1].media[0].data.view) == 2**22
+        with pytest.raises(GatewayUnreachableError, match="was rejected"):
+            await AsyncClient(tls_address(b), KEY).connect()
+        hint = f"closed the connection without an answer; if it speaks TLS, use {tls_address(b)}$"
+        with pytest.raises(GatewayUnreachableError, match=hint):
+            await AsyncClient(b.listen, KEY).connect()
+        with pytest.raises(GatewayUnreachableError, match=hint):
+            await asyncio.to_thread(Client, b.listen, KEY)
+        own = own_target(config)
+        assert own.addresses == (tls_address(b),)
+        assert (await own.status()).ready
 
-            def plainly() -> None:
-                with Client(tls_address(b), KEY, str(certified.ca)) as client:
-                    assert client.chat("Hi", speech=False).result().text == "Hello"
+        def plainly() -> None:
+            with Client(tls_address(b), KEY, str(certified.ca)) as client:
+                assert client.chat("Hi", speech=False).result().text == "Hello"
 
-            await asyncio.to_thread(plainly)
-
-    run(scenario())
+        await asyncio.to_thread(plainly)
 
 
-def test_http_and_websockets_speak_tls(configure: Configure, certified: Certified) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(tls=certified.config))) as b, serving(b):
-            trusting = ssl.create_default_context(cafile=certified.ca)
-            url = b.url.replace("http:", "https:")
-            async with httpx.AsyncClient(base_url=url, verify=trusting) as http:
-                answer = await http.post(CHAT, json={"model": MODEL, "messages": HI})
-                assert answer.json()["choices"][0]["message"]["content"] == "Hello"
-                body = {"model": MODEL, "messages": HI, "stream": True}
-                async with http.stream("POST", CHAT, json=body) as stream:
-                    assert [line async for line in stream.aiter_lines()][-2] == "data: [DONE]"
-                assert (await http.get("/readyz")).status_code == 200
-            socket_url = url.replace("https:", "wss:").rstrip("/") + "/v1/realtime"
-            async with connect(socket_url, ssl=trusting) as socket:
-                assert json.loads(await socket.recv())["type"] == "session.created"
-                audio = base64.b64encode(bytes(2**20)).decode()
-                await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
-                await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
-                assert json.loads(await socket.recv())["type"] == "input_audio_buffer.committed"
-            with pytest.raises(httpx.HTTPError):
-                await b.http.get("/readyz")
-
-    run(scenario())
+async def test_http_and_websockets_speak_tls(configure: Configure, certified: Certified) -> None:
+    async with http_bench(configure(http_gateway(tls=certified.config))) as b, serving(b):
+        trusting = ssl.create_default_context(cafile=certified.ca)
+        url = b.url.replace("http:", "https:")
+        async with httpx.AsyncClient(base_url=url, verify=trusting) as http:
+            answer = await http.post(CHAT, json={"model": MODEL, "messages": HI})
+            assert answer.json()["choices"][0]["message"]["content"] == "Hello"
+            body = {"model": MODEL, "messages": HI, "stream": True}
+            async with http.stream("POST", CHAT, json=body) as stream:
+                assert [line async for line in stream.aiter_lines()][-2] == "data: [DONE]"
+            assert (await http.get("/readyz")).status_code == 200
+        socket_url = url.replace("https:", "wss:").rstrip("/") + "/v1/realtime"
+        async with connect(socket_url, ssl=trusting) as socket:
+            assert json.loads(await socket.recv())["type"] == "session.created"
+            audio = base64.b64encode(bytes(2**20)).decode()
+            await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+            assert json.loads(await socket.recv())["type"] == "input_audio_buffer.committed"
+        with pytest.raises(httpx.HTTPError):
+            await b.http.get("/readyz")
 
 
 @pytest.mark.parametrize("way", ["listen", "http"])
-def test_old_versions_and_slow_handshakes_are_refused(
+async def test_old_versions_and_slow_handshakes_are_refused(
     configure: Configure, certified: Certified, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
     monkeypatch.setattr("gateway.access.tls.HANDSHAKE_S", 0.3)
 
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway(tls=certified.config))) as b, serving(b):
-            host, port = parse_tcp(getattr(b.config.gateway, way))
-            old = ssl.create_default_context(cafile=certified.ca)
-            with pytest.warns(DeprecationWarning, match="TLSv1"):
-                old.minimum_version = ssl.TLSVersion.TLSv1
-            with pytest.warns(DeprecationWarning, match="TLSv1_1"):
-                old.maximum_version = ssl.TLSVersion.TLSv1_1
-            old.set_ciphers("ALL:@SECLEVEL=0")
-            with pytest.raises((ssl.SSLError, ConnectionError)):
-                await asyncio.open_connection(host, port, ssl=old)
-            reader, writer = await asyncio.open_connection(host, port)
-            writer.write(b"\x16\x03\x01")
-            async with asyncio.timeout(60):
-                with suppress(ConnectionError):
-                    assert await reader.read() == b""
-            writer.close()
-            async with AsyncClient(tls_address(b), None, certified.ca) as client:
-                assert (await client.chat("Hi", speech=False).result()).text == "Hello"
-
-    run(scenario())
+    async with http_bench(configure(http_gateway(tls=certified.config))) as b, serving(b):
+        host, port = parse_tcp(getattr(b.config.gateway, way))
+        old = ssl.create_default_context(cafile=certified.ca)
+        with pytest.warns(DeprecationWarning, match="TLSv1"):
+            old.minimum_version = ssl.TLSVersion.TLSv1
+        with pytest.warns(DeprecationWarning, match="TLSv1_1"):
+            old.maximum_version = ssl.TLSVersion.TLSv1_1
+        old.set_ciphers("ALL:@SECLEVEL=0")
+        with pytest.raises((ssl.SSLError, ConnectionError)):
+            await asyncio.open_connection(host, port, ssl=old)
+        reader, writer = await asyncio.open_connection(host, port)
+        writer.write(b"\x16\x03\x01")
+        async with asyncio.timeout(60):
+            with suppress(ConnectionError):
+                assert await reader.read() == b""
+        writer.close()
+        async with AsyncClient(tls_address(b), None, certified.ca) as client:
+            assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
 
-def test_a_renewed_certificate_is_shown_to_who_comes_next(
+async def test_a_renewed_certificate_is_shown_to_who_comes_next(
     configure: Configure, certified: Certified, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        async with bench(configure({"tls": certified.config})) as b:
-            renewed = Certified(tmp_path / "new")
-            certified.pem.write_bytes(renewed.pem.read_bytes())
-            async with AsyncClient(tls_address(b), None, certified.ca) as before:
-                b.process.access.reload()
-                async with AsyncClient(tls_address(b), None, renewed.ca) as after:
-                    assert (await after.status()).ready
-                assert (await before.status()).ready
-            certified.pem.chmod(0o644)
+    async with bench(configure({"tls": certified.config})) as b:
+        renewed = Certified(tmp_path / "new")
+        certified.pem.write_bytes(renewed.pem.read_bytes())
+        async with AsyncClient(tls_address(b), None, certified.ca) as before:
             b.process.access.reload()
-            async with AsyncClient(tls_address(b), None, renewed.ca) as still:
-                assert (await still.status()).ready
-
-    run(scenario())
+            async with AsyncClient(tls_address(b), None, renewed.ca) as after:
+                assert (await after.status()).ready
+            assert (await before.status()).ready
+        certified.pem.chmod(0o644)
+        b.process.access.reload()
+        async with AsyncClient(tls_address(b), None, renewed.ca) as still:
+            assert (await still.status()).ready
 
 
 def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_refused(
@@ -192,13 +178,9 @@ def test_a_client_of_another_protocol_is_told_in_one_line() -> None:
             run(AsyncClient(address).connect())
 
 
-def test_tls_at_a_gateway_that_speaks_none_is_said(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            with pytest.raises(GatewayUnreachableError, match=f"without TLS, use {b.listen}$"):
-                await AsyncClient(tls_address(b)).connect()
-
-    run(scenario())
+async def test_tls_at_a_gateway_that_speaks_none_is_said(tcp: Bench) -> None:
+    with pytest.raises(GatewayUnreachableError, match=f"without TLS, use {tcp.listen}$"):
+        await AsyncClient(tls_address(tcp)).connect()
 
 
 def test_the_commands_send_the_key_and_believe_the_authority(
@@ -242,7 +224,7 @@ def test_the_commands_send_the_key_and_believe_the_authority(
     run(scenario())
 
 
-def test_the_launcher_needs_neither_a_key_nor_an_authority(
+async def test_the_launcher_needs_neither_a_key_nor_an_authority(
     place: Path, certified: Certified, keys: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for name, value in {
@@ -253,11 +235,8 @@ def test_the_launcher_needs_neither_a_key_nor_an_authority(
         monkeypatch.setenv(f"OMNIRELAY_GATEWAY__{name}", value)
     stack = Stack(load_config(), None, lambda *_: None)
 
-    async def scenario() -> None:
-        async with running(stack) as report:
-            assert report.ready
-
-    run(scenario())
+    async with running(stack) as report:
+        assert report.ready
 
 
 def test_the_doctor_looks_at_keys_and_certificate(

@@ -2,7 +2,7 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -10,13 +10,11 @@ import pytest
 
 from benchmarks.measure.otlp import Collector, Span, Trace
 from omnirelay import GenerateRequest, errors
-from shared.config import Config
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Bench, bench, run
+from tests.gateway.bench import Bench, Configure, bench, run
 from tests.gateway.http_bench import HI, HttpBench, http_bench, http_gateway
 from tests.support.otlp import wait_for_senders
 
-Configure = Callable[..., Config]
 TRACE, SPAN = "ab" * 16, "cd" * 8
 PARENT = f"00-{TRACE}-{SPAN}-01"
 
@@ -52,73 +50,69 @@ async def root_with(collector: Collector, outcome: str) -> Span:
     return span
 
 
-def test_a_request_from_its_begin_to_its_end(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        before = time.time_ns()
-        async with traced(configure) as (b, collector), b.client() as client:
-            b.stages.serve(b.encode("an answer"))
-            done = (await client.chat("A secret!", seed=7).result()).done
-            trace = await trace_of(collector, done.request_id)
-            root = trace.root
-            (think,) = b.stages.requests
-            assert (root.service, root.server, root.parent_id) == ("omnirelay-gateway", True, "")
-            assert before <= root.begin < root.end <= time.time_ns()
-            assert root.error is None
-            length = len(b.encode("an answer"))
-            assert root.attributes == {
-                "gen_ai.operation.name": "chat",
-                "gen_ai.provider.name": "omnirelay",
-                "gen_ai.request.model": "checkpoint",
-                "gen_ai.request.max_tokens": think.sampling.max_tokens,
-                "gen_ai.request.temperature": 0.0,
-                "gen_ai.request.seed": 7,
-                "gen_ai.output.type": "speech",
-                "gen_ai.response.finish_reasons": ["stop", "length"],
-                "gen_ai.usage.input_tokens": done.prompt_tokens,
-                "gen_ai.usage.cache_read.input_tokens": done.cached_prompt_tokens,
-                "gen_ai.usage.output_tokens": length + 4,
-                "omnirelay.request.id": done.request_id,
-                "omnirelay.outcome": "completed",
-                "omnirelay.text_tokens": length,
-                "omnirelay.codec_tokens": 4,
-                "omnirelay.audio_seconds": done.audio_seconds,
-                "omnirelay.media_items": 0,
-                "omnirelay.first_text_seconds": pytest.approx(
-                    (root.events["first_text"] - root.begin) / 1e9, abs=1e-4
-                ),
-                "omnirelay.first_audio_seconds": pytest.approx(
-                    (root.events["first_audio"] - root.begin) / 1e9, abs=1e-4
-                ),
-            }
-            assert root.begin < root.events["first_text"] <= root.events["first_audio"] <= root.end
-            assert root.end - root.begin == pytest.approx(done.state_seconds["completed"] * 1e9, abs=1e6)
-            prepare, queue = trace.below(root)
-            assert (prepare.name, queue.name) == ("prepare", "queue")
-            assert prepare.begin == root.begin
-            assert prepare.end == queue.begin
-            assert root.is_named(think.traceparent)
-            assert f"request {done.request_id} (trace {root.trace_id}) completed after" in caplog.text
-            assert "secret" not in repr(collector.spans())
-            assert "answer" not in repr(collector.spans())
-
+async def test_a_request_from_its_begin_to_its_end(
+    configure: Configure, caplog: pytest.LogCaptureFixture
+) -> None:
     caplog.set_level("INFO")
-    run(scenario())
+    before = time.time_ns()
+    async with traced(configure) as (b, collector), b.client() as client:
+        b.stages.serve(b.encode("an answer"))
+        done = (await client.chat("A secret!", seed=7).result()).done
+        trace = await trace_of(collector, done.request_id)
+        root = trace.root
+        (think,) = b.stages.requests
+        assert (root.service, root.server, root.parent_id) == ("omnirelay-gateway", True, "")
+        assert before <= root.begin < root.end <= time.time_ns()
+        assert root.error is None
+        length = len(b.encode("an answer"))
+        assert root.attributes == {
+            "gen_ai.operation.name": "chat",
+            "gen_ai.provider.name": "omnirelay",
+            "gen_ai.request.model": "checkpoint",
+            "gen_ai.request.max_tokens": think.sampling.max_tokens,
+            "gen_ai.request.temperature": 0.0,
+            "gen_ai.request.seed": 7,
+            "gen_ai.output.type": "speech",
+            "gen_ai.response.finish_reasons": ["stop", "length"],
+            "gen_ai.usage.input_tokens": done.prompt_tokens,
+            "gen_ai.usage.cache_read.input_tokens": done.cached_prompt_tokens,
+            "gen_ai.usage.output_tokens": length + 4,
+            "omnirelay.request.id": done.request_id,
+            "omnirelay.outcome": "completed",
+            "omnirelay.text_tokens": length,
+            "omnirelay.codec_tokens": 4,
+            "omnirelay.audio_seconds": done.audio_seconds,
+            "omnirelay.media_items": 0,
+            "omnirelay.first_text_seconds": pytest.approx(
+                (root.events["first_text"] - root.begin) / 1e9, abs=1e-4
+            ),
+            "omnirelay.first_audio_seconds": pytest.approx(
+                (root.events["first_audio"] - root.begin) / 1e9, abs=1e-4
+            ),
+        }
+        assert root.begin < root.events["first_text"] <= root.events["first_audio"] <= root.end
+        assert root.end - root.begin == pytest.approx(done.state_seconds["completed"] * 1e9, abs=1e6)
+        prepare, queue = trace.below(root)
+        assert (prepare.name, queue.name) == ("prepare", "queue")
+        assert prepare.begin == root.begin
+        assert prepare.end == queue.begin
+        assert root.is_named(think.traceparent)
+        assert f"request {done.request_id} (trace {root.trace_id}) completed after" in caplog.text
+        assert "secret" not in repr(collector.spans())
+        assert "answer" not in repr(collector.spans())
 
 
 @pytest.mark.parametrize("path", ["chat/completions", "audio/speech"])
-def test_the_header_of_an_http_client_is_gone_on_from(configure: Configure, path: str) -> None:
-    async def scenario() -> None:
-        async with traced(configure) as (b, collector):
-            b.stages.serve(b.encode("yes"))
-            body: dict[str, Any] = {"model": "omnirelay", "messages": HI}
-            if path == "audio/speech":
-                body = {"model": "omnirelay", "input": "Hi", "response_format": "wav"}
-            answer = await b.http.post(f"/v1/{path}", json=body, headers={"Traceparent": PARENT})
-            assert answer.status_code == 200
-            root = (await trace_of(collector, answer.headers["X-Request-Id"])).root
-            assert (root.trace_id, root.parent_id) == (TRACE, SPAN)
-
-    run(scenario())
+async def test_the_header_of_an_http_client_is_gone_on_from(configure: Configure, path: str) -> None:
+    async with traced(configure) as (b, collector):
+        b.stages.serve(b.encode("yes"))
+        body: dict[str, Any] = {"model": "omnirelay", "messages": HI}
+        if path == "audio/speech":
+            body = {"model": "omnirelay", "input": "Hi", "response_format": "wav"}
+        answer = await b.http.post(f"/v1/{path}", json=body, headers={"Traceparent": PARENT})
+        assert answer.status_code == 200
+        root = (await trace_of(collector, answer.headers["X-Request-Id"])).root
+        assert (root.trace_id, root.parent_id) == (TRACE, SPAN)
 
 
 @pytest.mark.parametrize(
@@ -135,48 +129,41 @@ def test_the_header_of_an_http_client_is_gone_on_from(configure: Configure, path
         [PARENT, PARENT],
     ],
 )
-def test_another_header_begins_a_trace_and_is_no_error(configure: Configure, headers: list[str]) -> None:
-    async def scenario() -> None:
-        async with traced(configure) as (b, collector):
-            b.stages.serve(b.encode("yes"))
-            body = {"model": "omnirelay", "messages": HI}
-            sent = [("traceparent", header) for header in headers]
-            answer = await b.http.post("/v1/chat/completions", json=body, headers=sent)
-            assert answer.status_code == 200
-            root = (await trace_of(collector, answer.headers["X-Request-Id"])).root
-            assert root.parent_id == ""
-            assert root.trace_id not in {TRACE, "0" * 32}
-
-    run(scenario())
-
-
-def test_a_tcp_client_says_it_in_the_request(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with traced(configure) as (b, collector), b.client() as client:
-            b.stages.serve(b.encode("yes"))
-            for given, trace_id in ((PARENT, TRACE), ("\N{SNOWMAN}" * 10_000, None)):
-                done = (await client.chat("Hi", speech=False, traceparent=given).result()).done
-                root = (await trace_of(collector, done.request_id)).root
-                assert (root.trace_id == TRACE) is (trace_id is not None)
-                assert root.attributes["gen_ai.output.type"] == "text"
-                assert set(root.events) == {"first_text"}
-
-    run(scenario())
+async def test_another_header_begins_a_trace_and_is_no_error(
+    configure: Configure, headers: list[str]
+) -> None:
+    async with traced(configure) as (b, collector):
+        b.stages.serve(b.encode("yes"))
+        body = {"model": "omnirelay", "messages": HI}
+        sent = [("traceparent", header) for header in headers]
+        answer = await b.http.post("/v1/chat/completions", json=body, headers=sent)
+        assert answer.status_code == 200
+        root = (await trace_of(collector, answer.headers["X-Request-Id"])).root
+        assert root.parent_id == ""
+        assert root.trace_id not in {TRACE, "0" * 32}
 
 
-def test_requests_at_once_have_a_trace_each(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with traced(configure) as (b, collector), b.client() as client:
-            b.stages.serve(b.encode("yes"))
-            answers = await asyncio.gather(*(client.chat(f"Hi {n}").result() for n in range(12)))
-            traces = [await trace_of(collector, answer.done.request_id) for answer in answers]
-            assert len({trace.root.trace_id for trace in traces}) == 12
-            asked = {each.request_id: each.traceparent for each in b.stages.requests}
-            for answer, trace in zip(answers, traces, strict=True):
-                assert trace.root.is_named(asked[answer.done.request_id])
-                assert len(trace.spans) == 3
+async def test_a_tcp_client_says_it_in_the_request(configure: Configure) -> None:
+    async with traced(configure) as (b, collector), b.client() as client:
+        b.stages.serve(b.encode("yes"))
+        for given, trace_id in ((PARENT, TRACE), ("\N{SNOWMAN}" * 10_000, None)):
+            done = (await client.chat("Hi", speech=False, traceparent=given).result()).done
+            root = (await trace_of(collector, done.request_id)).root
+            assert (root.trace_id == TRACE) is (trace_id is not None)
+            assert root.attributes["gen_ai.output.type"] == "text"
+            assert set(root.events) == {"first_text"}
 
-    run(scenario())
+
+async def test_requests_at_once_have_a_trace_each(configure: Configure) -> None:
+    async with traced(configure) as (b, collector), b.client() as client:
+        b.stages.serve(b.encode("yes"))
+        answers = await asyncio.gather(*(client.chat(f"Hi {n}").result() for n in range(12)))
+        traces = [await trace_of(collector, answer.done.request_id) for answer in answers]
+        assert len({trace.root.trace_id for trace in traces}) == 12
+        asked = {each.request_id: each.traceparent for each in b.stages.requests}
+        for answer, trace in zip(answers, traces, strict=True):
+            assert trace.root.is_named(asked[answer.done.request_id])
+            assert len(trace.spans) == 3
 
 
 async def _fails_at_a_stage(b: Bench, request: ThinkRequest) -> None:
@@ -191,102 +178,85 @@ async def _restarts_a_stage(b: Bench, request: ThinkRequest) -> None:
     ("trouble", "outcome", "code"),
     [(_fails_at_a_stage, "refused", "unknown_speaker"), (_restarts_a_stage, "failed", "stage_unavailable")],
 )
-def test_an_error_is_told_by_its_code(configure: Configure, trouble: Any, outcome: str, code: str) -> None:
-    async def scenario() -> None:
-        with Collector() as collector:
-            config = configure(tracing={"endpoint": collector.url})
-            async with bench(config) as b, b.client() as client:
-                answer = client.chat("a secret")
-                await trouble(b, await b.stages.request(0))
-                with pytest.raises(errors.RequestError):
-                    await answer.result()
-                root = await root_with(collector, outcome)
-                assert (root.error, root.attributes["error.type"]) == (code, code)
-                assert "secret" not in repr(collector.spans())
-
-    run(scenario())
-
-
-def test_a_request_that_is_begun_anew_is_one_trace(configure: Configure) -> None:
-    async def scenario() -> None:
-        with Collector() as collector:
-            config = configure({"resume_attempts": 1}, tracing={"endpoint": collector.url})
-            async with bench(config) as b, b.client() as client:
-                answer = client.chat("Hi")
-                first = await b.stages.request(0)
-                b.stages.restart("talker")
-                second = await b.stages.request(1)
-                assert (second.request_id, second.traceparent) == (
-                    f"{first.request_id}.1",
-                    first.traceparent,
-                )
-                await b.stages.answer(second, b.encode("yes"))
-                root = (await trace_of(collector, (await answer.result()).done.request_id)).root
-                assert "resumed" in root.events
-                assert (root.error, root.attributes["omnirelay.outcome"]) == (None, "completed")
-
-    run(scenario())
+async def test_an_error_is_told_by_its_code(
+    configure: Configure, trouble: Any, outcome: str, code: str
+) -> None:
+    with Collector() as collector:
+        config = configure(tracing={"endpoint": collector.url})
+        async with bench(config) as b, b.client() as client:
+            answer = client.chat("a secret")
+            await trouble(b, await b.stages.request(0))
+            with pytest.raises(errors.RequestError):
+                await answer.result()
+            root = await root_with(collector, outcome)
+            assert (root.error, root.attributes["error.type"]) == (code, code)
+            assert "secret" not in repr(collector.spans())
 
 
-def test_requests_that_are_given_up(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with traced(configure, max_active=1) as (b, collector), b.client() as client:
-            cancelled = client.chat("Hi")
-            await b.stages.request(0)
-            waiting = client.chat("Hi", deadline_s=0.1)
-            with pytest.raises(errors.DeadlineError):
-                await waiting.result()
-            expired = await root_with(collector, "expired")
-            assert expired.error == "deadline_exceeded"
-            spans = Trace([each for each in collector.spans() if each.trace_id == expired.trace_id])
-            assert [each.name for each in spans.below(expired)] == ["prepare", "queue"]
-            cancelled.cancel()
-            with pytest.raises(errors.CancelledRequestError):
-                await cancelled.result()
-            root = await root_with(collector, "cancelled")
-            assert root.error is None
-            assert "error.type" not in root.attributes
-
-    run(scenario())
+async def test_a_request_that_is_begun_anew_is_one_trace(configure: Configure) -> None:
+    with Collector() as collector:
+        config = configure({"resume_attempts": 1}, tracing={"endpoint": collector.url})
+        async with bench(config) as b, b.client() as client:
+            answer = client.chat("Hi")
+            first = await b.stages.request(0)
+            b.stages.restart("talker")
+            second = await b.stages.request(1)
+            assert (second.request_id, second.traceparent) == (
+                f"{first.request_id}.1",
+                first.traceparent,
+            )
+            await b.stages.answer(second, b.encode("yes"))
+            root = (await trace_of(collector, (await answer.result()).done.request_id)).root
+            assert "resumed" in root.events
+            assert (root.error, root.attributes["omnirelay.outcome"]) == (None, "completed")
 
 
-def test_a_request_that_is_not_taken(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
-    async def scenario() -> None:
-        async with traced(configure) as (b, collector), b.client() as client:
-            with pytest.raises(errors.EmptyPromptError):
-                await client.chat(GenerateRequest(traceparent=PARENT)).result()
-            root = await root_with(collector, "refused")
-            assert (root.trace_id, root.error) == (TRACE, "prompt_empty")
-            assert "omnirelay.request.id" not in root.attributes
-            assert f"refused a request (trace {TRACE}) of client" in caplog.text
+async def test_requests_that_are_given_up(configure: Configure) -> None:
+    async with traced(configure, max_active=1) as (b, collector), b.client() as client:
+        cancelled = client.chat("Hi")
+        await b.stages.request(0)
+        waiting = client.chat("Hi", deadline_s=0.1)
+        with pytest.raises(errors.DeadlineError):
+            await waiting.result()
+        expired = await root_with(collector, "expired")
+        assert expired.error == "deadline_exceeded"
+        spans = Trace([each for each in collector.spans() if each.trace_id == expired.trace_id])
+        assert [each.name for each in spans.below(expired)] == ["prepare", "queue"]
+        cancelled.cancel()
+        with pytest.raises(errors.CancelledRequestError):
+            await cancelled.result()
+        root = await root_with(collector, "cancelled")
+        assert root.error is None
+        assert "error.type" not in root.attributes
 
+
+async def test_a_request_that_is_not_taken(configure: Configure, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level("INFO")
-    run(scenario())
+    async with traced(configure) as (b, collector), b.client() as client:
+        with pytest.raises(errors.EmptyPromptError):
+            await client.chat(GenerateRequest(traceparent=PARENT)).result()
+        root = await root_with(collector, "refused")
+        assert (root.trace_id, root.error) == (TRACE, "prompt_empty")
+        assert "omnirelay.request.id" not in root.attributes
+        assert f"refused a request (trace {TRACE}) of client" in caplog.text
 
 
-def test_only_the_share_that_is_wanted_is_told(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with traced(configure, ratio=0.0) as (b, collector), b.client() as client:
-            b.stages.serve(b.encode("yes"))
-            await client.chat("Hi").result()
-            done = (await client.chat("Hi", traceparent=PARENT).result()).done
-            await trace_of(collector, done.request_id)
-            assert {span.trace_id for span in collector.spans()} == {TRACE}
-            assert [request.traceparent is None for request in b.stages.requests] == [True, False]
-
-    run(scenario())
+async def test_only_the_share_that_is_wanted_is_told(configure: Configure) -> None:
+    async with traced(configure, ratio=0.0) as (b, collector), b.client() as client:
+        b.stages.serve(b.encode("yes"))
+        await client.chat("Hi").result()
+        done = (await client.chat("Hi", traceparent=PARENT).result()).done
+        await trace_of(collector, done.request_id)
+        assert {span.trace_id for span in collector.spans()} == {TRACE}
+        assert [request.traceparent is None for request in b.stages.requests] == [True, False]
 
 
-def test_without_an_endpoint_a_header_leads_nowhere(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            b.stages.serve(b.encode("yes"))
-            body = {"model": "omnirelay", "messages": HI}
-            answer = await b.http.post("/v1/chat/completions", json=body, headers={"traceparent": PARENT})
-            assert answer.status_code == 200
-            assert [request.traceparent for request in b.stages.requests] == [None]
-
-    run(scenario())
+async def test_without_an_endpoint_a_header_leads_nowhere(web: HttpBench) -> None:
+    web.stages.serve(web.encode("yes"))
+    body = {"model": "omnirelay", "messages": HI}
+    answer = await web.http.post("/v1/chat/completions", json=body, headers={"traceparent": PARENT})
+    assert answer.status_code == 200
+    assert [request.traceparent for request in web.stages.requests] == [None]
 
 
 def test_what_ends_with_the_gateway_is_told_still(

@@ -3,7 +3,6 @@
 import asyncio
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from unittest import mock
 
@@ -27,14 +26,12 @@ from gateway.http.realtime.turns.smart_turn import SAMPLES, installed_weights, l
 from gateway.http.realtime.turns.stream import WINDOW_BYTES
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config import Config, MediaConfig
-from tests.gateway.bench import run
-from tests.gateway.http_bench import http_bench, http_gateway, speaking
+from tests.gateway.bench import Configure
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_http_realtime import ANSWER, CHUNKS, take, talking
 from tests.gateway.test_http_realtime_turns import detect, say
 from tests.gateway.test_turns import SENTENCES, said
 from tests.support.media import speech
-
-Configure = Callable[..., Config]
 
 
 @pytest.fixture(autouse=True)
@@ -251,29 +248,23 @@ def test_weights_that_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
         installed_weights()
 
 
-def test_a_session_says_which_and_answers_at_once(
+async def test_a_session_says_which_and_answers_at_once(
     configure: Configure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     network = Network(0.9)
     monkeypatch.setattr("gateway.http.realtime.endpoint.SmartTurn", lambda _: network)
 
-    async def scenario() -> None:
-        config = configure({**http_gateway(), "turn_model": "model.onnx"})
-        async with http_bench(config) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
-            assert (await detect(c, {"type": "semantic_vad"})).end_of_turn == "model"
-            assert not hasattr(await detect(c, {"type": "server_vad"}), "end_of_turn")
-            await detect(c, {"type": "semantic_vad"})
-            # Too short a silence to end it otherwise.
-            await say(c, said(SENTENCES[0], 0.3))
-            assert (await take(c, "response.done"))[-1].response.status == "completed"
-            assert await b.metric('omnirelay_turn_ends_heard_total{verdict="finished"}') == 1
-
-    run(scenario())
+    config = configure({**http_gateway(), "turn_model": "model.onnx"})
+    async with http_bench(config) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
+        assert (await detect(c, {"type": "semantic_vad"})).end_of_turn == "model"
+        assert not hasattr(await detect(c, {"type": "server_vad"}), "end_of_turn")
+        await detect(c, {"type": "semantic_vad"})
+        # Too short a silence to end it otherwise.
+        await say(c, said(SENTENCES[0], 0.3))
+        assert (await take(c, "response.done"))[-1].response.status == "completed"
+        assert await b.metric('omnirelay_turn_ends_heard_total{verdict="finished"}') == 1
 
 
-def test_a_session_says_that_silence_ends_its_turns(configure: Configure) -> None:
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-            assert (await detect(c, {"type": "semantic_vad"})).end_of_turn == "silence"
-
-    run(scenario())
+async def test_a_session_says_that_silence_ends_its_turns(web: HttpBench) -> None:
+    async with talking(web) as c:
+        assert (await detect(c, {"type": "semantic_vad"})).end_of_turn == "silence"

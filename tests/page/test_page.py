@@ -90,7 +90,7 @@ async def sideways(page: Page) -> int:
     return width
 
 
-def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
+async def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
     sizes = [5760, 1, 2879, 11520, 37, 480, 24_000, 3]
     play = """(async () => {
         const { Playback, output } = await import('/page/player.js');
@@ -104,16 +104,13 @@ def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
         return [scheduled, gaps, Math.round(window.played.position())];
     })()"""
 
-    async def scenario() -> None:
-        async with opened() as page:
-            await page.click("#text")
-            await page.js("import('/page/player.js').then(({ output }) => { output(); })")
-            assert await page.js(play.replace("SIZES", str(sizes))) == [sum(sizes), 0, sum(sizes)]
-
-    run(scenario())
+    async with opened() as page:
+        await page.click("#text")
+        await page.js("import('/page/player.js').then(({ output }) => { output(); })")
+        assert await page.js(play.replace("SIZES", str(sizes))) == [sum(sizes), 0, sum(sizes)]
 
 
-def test_playing_begins_when_advised_or_when_all_is_there_and_waits_longer_after_one_gap(
+async def test_playing_begins_when_advised_or_when_all_is_there_and_waits_longer_after_one_gap(
     opened: Open,
 ) -> None:
     play = """(async () => {
@@ -158,75 +155,66 @@ def test_playing_begins_when_advised_or_when_all_is_there_and_waits_longer_after
         return [held, waited >= 450, atOnce, leads, gaps];
     })()"""
 
-    async def scenario() -> None:
-        async with opened() as page:
-            await page.click("#text")
-            await page.js("import('/page/player.js').then(({ output }) => { output(); })")
-            assert await page.js(play) == [True, True, True, [0.2, 1.2, 0.2, 0.2], 3]
-
-    run(scenario())
+    async with opened() as page:
+        await page.click("#text")
+        await page.js("import('/page/player.js').then(({ output }) => { output(); })")
+        assert await page.js(play) == [True, True, True, [0.2, 1.2, 0.2, 0.2], 3]
 
 
-def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, url: str) -> None:
-    async def scenario() -> None:
-        async with opened() as page:
-            assert await page.js("[...document.querySelectorAll('#voice option')].map(o => o.value)") == [
-                "Chelsie",
-                "Ethan",
-                "(text only)",
-            ]
-            await page.click("#text")
-            await page.write("Good morning")
-            await page.click("#send")
-            await page.until(f"{ANSWER}?.querySelector('.words').textContent")
-            # Written and heard while it comes, not at the end.
-            await page.until(f"Number({ANSWER}.dataset.scheduled) > 0")
-            facts = await check_spoken(page, url)
-            await page.click(".assistant .play")
-            await page.until("document.querySelector('.play').ariaLabel === 'Pause'")
-            await page.until("document.querySelector('.play').ariaLabel.startsWith('Play')")
-            await page.js("document.getElementById('voice').value = '(text only)'")
-            await page.click("#text")
-            await page.write("And now?")
-            await page.press("Enter")
-            await page.until("document.querySelectorAll('.assistant').length === 2")
-            quiet = await said(page)
-            assert quiet["state"] == "done"
-            assert int(quiet["samples"]) == 0
-            report = await report_of(url, quiet["request"])
-            # The first question and its answer were sent again; one question alone comes to 24 tokens here:
-            # without speech the template's own system message stands before it, which is shorter.
-            assert report["prompt_tokens"] > 24 + facts["text_tokens"]
-
-    run(scenario())
+async def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, url: str) -> None:
+    async with opened() as page:
+        assert await page.js("[...document.querySelectorAll('#voice option')].map(o => o.value)") == [
+            "Chelsie",
+            "Ethan",
+            "(text only)",
+        ]
+        await page.click("#text")
+        await page.write("Good morning")
+        await page.click("#send")
+        await page.until(f"{ANSWER}?.querySelector('.words').textContent")
+        # Written and heard while it comes, not at the end.
+        await page.until(f"Number({ANSWER}.dataset.scheduled) > 0")
+        facts = await check_spoken(page, url)
+        await page.click(".assistant .play")
+        await page.until("document.querySelector('.play').ariaLabel === 'Pause'")
+        await page.until("document.querySelector('.play').ariaLabel.startsWith('Play')")
+        await page.js("document.getElementById('voice').value = '(text only)'")
+        await page.click("#text")
+        await page.write("And now?")
+        await page.press("Enter")
+        await page.until("document.querySelectorAll('.assistant').length === 2")
+        quiet = await said(page)
+        assert quiet["state"] == "done"
+        assert int(quiet["samples"]) == 0
+        report = await report_of(url, quiet["request"])
+        # The first question and its answer were sent again; one question alone comes to 24 tokens here:
+        # without speech the template's own system message stands before it, which is shorter.
+        assert report["prompt_tokens"] > 24 + facts["text_tokens"]
 
 
-def test_a_dropped_picture_and_speech_are_sent_and_shown(opened: Open, url: str, picture: Path) -> None:
-    async def scenario() -> None:
-        async with opened() as page:
-            await drop(page, picture)
-            await page.click("#text")
-            await page.write("What can you see in this picture?")
-            await page.press("Enter")
-            first = await check_spoken(page, url)
-            assert first["prompt_tokens"] > 60
-            assert await page.js("document.querySelector('.user img.media').naturalWidth") == 224
-            await hold_to_talk(page)
-            second = await check_spoken(page, url)
-            # Others may keep the machine from making sound as fast as it is heard, but not both times.
-            assert min(int(first["gaps"]), int(second["gaps"])) == 0
-            assert second["prompt_tokens"] > first["prompt_tokens"] + 30
-            await page.until("document.querySelector('.user audio.media').duration > 1")
-            await page.js("scrollTo(0, 1e6)")
+async def test_a_dropped_picture_and_speech_are_sent_and_shown(opened: Open, url: str, picture: Path) -> None:
+    async with opened() as page:
+        await drop(page, picture)
+        await page.click("#text")
+        await page.write("What can you see in this picture?")
+        await page.press("Enter")
+        first = await check_spoken(page, url)
+        assert first["prompt_tokens"] > 60
+        assert await page.js("document.querySelector('.user img.media').naturalWidth") == 224
+        await hold_to_talk(page)
+        second = await check_spoken(page, url)
+        # Others may keep the machine from making sound as fast as it is heard, but not both times.
+        assert min(int(first["gaps"]), int(second["gaps"])) == 0
+        assert second["prompt_tokens"] > first["prompt_tokens"] + 30
+        await page.until("document.querySelector('.user audio.media').duration > 1")
+        await page.js("scrollTo(0, 1e6)")
+        assert await sideways(page) == 0
+        for width in (390, 320):
+            await page.resize(width, 844, phone=True)
             assert await sideways(page) == 0
-            for width in (390, 320):
-                await page.resize(width, 844, phone=True)
-                assert await sideways(page) == 0
-            await page.click("#reset")
-            await page.until("document.querySelectorAll('.turn').length === 0")
-            assert await sideways(page) == 0
-
-    run(scenario())
+        await page.click("#reset")
+        await page.until("document.querySelectorAll('.turn').length === 0")
+        assert await sideways(page) == 0
 
 
 async def hold_to_talk(page: Page) -> None:
@@ -239,24 +227,21 @@ async def hold_to_talk(page: Page) -> None:
     await page.until(f"document.querySelectorAll('.assistant').length === {before + 1}")
 
 
-def test_escape_cancels_at_every_stage(opened: Open, url: str) -> None:
-    async def scenario() -> None:
-        async with opened() as page, httpx.AsyncClient(base_url=url, trust_env=False) as http:
-            await page.click("#text")
-            await page.write("Tell me everything.")
-            await page.press("Enter")
-            await page.until(f"{ANSWER}?.querySelector('.words').textContent && {ANSWER}.dataset.request")
-            await page.press("Escape")
-            facts = await said(page)
-            assert facts["state"] == "stopped"
-            async with asyncio.timeout(30):
-                while (report := await report_of(url, facts["request"]))["state"] != "cancelled":
-                    await asyncio.sleep(0.05)
-                while any(held(each) for each in (await http.get("/health")).json()["stages"]):
-                    await asyncio.sleep(0.05)
-            assert report["error"] == "cancelled"
-
-    run(scenario())
+async def test_escape_cancels_at_every_stage(opened: Open, url: str) -> None:
+    async with opened() as page, httpx.AsyncClient(base_url=url, trust_env=False) as http:
+        await page.click("#text")
+        await page.write("Tell me everything.")
+        await page.press("Enter")
+        await page.until(f"{ANSWER}?.querySelector('.words').textContent && {ANSWER}.dataset.request")
+        await page.press("Escape")
+        facts = await said(page)
+        assert facts["state"] == "stopped"
+        async with asyncio.timeout(30):
+            while (report := await report_of(url, facts["request"]))["state"] != "cancelled":
+                await asyncio.sleep(0.05)
+            while any(held(each) for each in (await http.get("/health")).json()["stages"]):
+                await asyncio.sleep(0.05)
+        assert report["error"] == "cancelled"
 
 
 def held(stage: dict[str, Any]) -> int:
@@ -264,65 +249,59 @@ def held(stage: dict[str, Any]) -> int:
     return sum(stage["load"][name] for name in ("running", "waiting", "held_bytes", "outbox_bytes"))
 
 
-def test_the_keyboard_is_enough(opened: Open, url: str) -> None:
-    async def scenario() -> None:
-        async with opened() as page:
-            # The message field has the focus from the beginning.
-            await page.write("One")
-            await page.press("Enter", modifiers=8)
-            await page.write("Two")
-            assert await page.js("document.getElementById('text').value") == "One\nTwo"
-            await page.press("Enter")
-            await check_spoken(page, url)
-            await page.key("keyDown", "F2")
-            await page.until("parseFloat(document.getElementById('clock').textContent) >= 1")
-            await page.key("keyUp", "F2")
-            await page.until("document.querySelectorAll('.assistant').length === 2")
-            await check_spoken(page, url)
-            reached = set()
-            for _ in range(24):
-                await page.press("Tab")
-                reached.add(await page.js("document.activeElement.id || document.activeElement.className"))
-            assert {"voice", "reset", "attach", "text", "talk", "send", "play"} <= reached
-            # A recording that is not wanted is not sent.
-            await page.key("keyDown", "F2")
-            await page.until("!document.getElementById('recording').hidden")
-            await page.press("Escape")
-            await page.key("keyUp", "F2")
-            await page.until("document.getElementById('recording').hidden")
-            assert await page.js("document.querySelectorAll('.user').length") == 2
-
-    run(scenario())
+async def test_the_keyboard_is_enough(opened: Open, url: str) -> None:
+    async with opened() as page:
+        # The message field has the focus from the beginning.
+        await page.write("One")
+        await page.press("Enter", modifiers=8)
+        await page.write("Two")
+        assert await page.js("document.getElementById('text').value") == "One\nTwo"
+        await page.press("Enter")
+        await check_spoken(page, url)
+        await page.key("keyDown", "F2")
+        await page.until("parseFloat(document.getElementById('clock').textContent) >= 1")
+        await page.key("keyUp", "F2")
+        await page.until("document.querySelectorAll('.assistant').length === 2")
+        await check_spoken(page, url)
+        reached = set()
+        for _ in range(24):
+            await page.press("Tab")
+            reached.add(await page.js("document.activeElement.id || document.activeElement.className"))
+        assert {"voice", "reset", "attach", "text", "talk", "send", "play"} <= reached
+        # A recording that is not wanted is not sent.
+        await page.key("keyDown", "F2")
+        await page.until("!document.getElementById('recording').hidden")
+        await page.press("Escape")
+        await page.key("keyUp", "F2")
+        await page.until("document.getElementById('recording').hidden")
+        assert await page.js("document.querySelectorAll('.user').length") == 2
 
 
-def test_errors_are_told_in_words_and_do_not_last(opened: Open, url: str, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with opened() as page:
-            broken = tmp_path / "broken.wav"
-            broken.write_bytes(b"this is no recording")
-            await drop(page, broken)
-            await page.click("#send")
-            facts = await said(page)
-            assert facts["state"] == "failed"
-            told = await page.js(f"{ANSWER}.querySelector('[role=alert]').textContent")
-            assert told.startswith("audio 1")
-            notes = tmp_path / "notes.txt"
-            notes.write_text("words", encoding="utf-8")
-            x, y = await page.place("main")
-            data = {"items": [], "files": [str(notes)], "dragOperationsMask": 1}
-            for kind in ("dragEnter", "dragOver", "drop"):
-                await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
-            await page.until("document.getElementById('notice').textContent.includes('notes.txt')")
-            await page.click("#text")
-            await page.write("And without it?")
-            assert await page.js("document.getElementById('notice').hidden")
-            await page.press("Enter")
-            await page.until("document.querySelectorAll('.assistant').length === 2")
-            await check_spoken(page, url)
-            # The answer's status was 400, which browsers log.
-            page.problems = [each for each in page.problems if "400" not in each]
-
-    run(scenario())
+async def test_errors_are_told_in_words_and_do_not_last(opened: Open, url: str, tmp_path: Path) -> None:
+    async with opened() as page:
+        broken = tmp_path / "broken.wav"
+        broken.write_bytes(b"this is no recording")
+        await drop(page, broken)
+        await page.click("#send")
+        facts = await said(page)
+        assert facts["state"] == "failed"
+        told = await page.js(f"{ANSWER}.querySelector('[role=alert]').textContent")
+        assert told.startswith("audio 1")
+        notes = tmp_path / "notes.txt"
+        notes.write_text("words", encoding="utf-8")
+        x, y = await page.place("main")
+        data = {"items": [], "files": [str(notes)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+        await page.until("document.getElementById('notice').textContent.includes('notes.txt')")
+        await page.click("#text")
+        await page.write("And without it?")
+        assert await page.js("document.getElementById('notice').hidden")
+        await page.press("Enter")
+        await page.until("document.querySelectorAll('.assistant').length === 2")
+        await check_spoken(page, url)
+        # The answer's status was 400, which browsers log.
+        page.problems = [each for each in page.problems if "400" not in each]
 
 
 def test_nobody_may_frame_or_extend_the_page(url: str) -> None:

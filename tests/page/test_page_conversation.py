@@ -17,7 +17,7 @@ from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speak, speaking
 from tests.gateway.test_say import said
 from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, IDLE, READY, drop, run
+from tests.page.test_page import ANSWER, IDLE, READY, drop
 
 pytestmark = pytest.mark.page
 
@@ -70,322 +70,285 @@ async def text_only(page: Page) -> None:
     await page.js("document.getElementById('voice').value = '(text only)'")
 
 
-def test_a_conversation_survives_a_reload_and_new_forgets_it(before: Before, picture: Path) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page), speaking(b, "A house.", [melody()]):
-            await drop(page, picture)
-            await ask(page, "What is it?")
-            await page.until(f"{DONE} && {IDLE}")
-            await page.open(b.url)
-            await page.until("document.querySelectorAll('.turn').length === 2")
-            assert await page.js(TURNS) == ["What is it?", "A house."]
-            await page.until("document.querySelector('.user img.media').naturalWidth === 224")
-            assert int(await page.js(f"{ANSWER}.dataset.samples")) == SAMPLE_RATE
-            await page.click(".play")
-            await page.until(f"{PLAYS}[0] === 'Pause'")
-            # The next question is asked in the same conversation, the picture with it.
-            await ask(page, "And now?")
-            await page.until("document.querySelectorAll('.assistant').length === 2")
-            await page.until(f"{DONE} && {IDLE}")
-            assert len(b.stages.requests[-1].media) == 1
-            # What is attached makes the message field taller; the last answer stays above it.
-            await page.resize(1200, 500)
-            await page.js("scrollTo(0, 1e6)")
-            await drop(page, picture)
-            await page.until(f"{END} <= document.querySelector('.row').getBoundingClientRect().top")
-            await page.click("#reset")
-            await page.until("document.querySelectorAll('.turn, #files li').length === 0")
-            await page.open(b.url)
-            await page.until(READY)
-            assert await page.js("document.querySelectorAll('.turn').length") == 0
-
-    run(scenario())
+async def test_a_conversation_survives_a_reload_and_new_forgets_it(before: Before, picture: Path) -> None:
+    async with before() as (b, page), speaking(b, "A house.", [melody()]):
+        await drop(page, picture)
+        await ask(page, "What is it?")
+        await page.until(f"{DONE} && {IDLE}")
+        await page.open(b.url)
+        await page.until("document.querySelectorAll('.turn').length === 2")
+        assert await page.js(TURNS) == ["What is it?", "A house."]
+        await page.until("document.querySelector('.user img.media').naturalWidth === 224")
+        assert int(await page.js(f"{ANSWER}.dataset.samples")) == SAMPLE_RATE
+        await page.click(".play")
+        await page.until(f"{PLAYS}[0] === 'Pause'")
+        # The next question is asked in the same conversation, the picture with it.
+        await ask(page, "And now?")
+        await page.until("document.querySelectorAll('.assistant').length === 2")
+        await page.until(f"{DONE} && {IDLE}")
+        assert len(b.stages.requests[-1].media) == 1
+        # What is attached makes the message field taller; the last answer stays above it.
+        await page.resize(1200, 500)
+        await page.js("scrollTo(0, 1e6)")
+        await drop(page, picture)
+        await page.until(f"{END} <= document.querySelector('.row').getBoundingClientRect().top")
+        await page.click("#reset")
+        await page.until("document.querySelectorAll('.turn, #files li').length === 0")
+        await page.open(b.url)
+        await page.until(READY)
+        assert await page.js("document.querySelectorAll('.turn').length") == 0
 
 
-def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before: Before) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page):
-            await text_only(page)
-            await ask(page, "First")
-            await b.stages.answer(await b.stages.request(0), b.encode("A **red** house."))
-            await page.until(DONE)
-            read = f"{ANSWER}.querySelector('.read')"
-            await page.click(".assistant .read")
-            failed = await b.stages.request(1)
-            await b.stages.audio(failed.request_id, 0, melody().tobytes())
-            await page.until(f"parseFloat({ANSWER}.dataset.heard) > 0")
-            await b.stages.fail(failed.request_id, "talker", "internal", "the engine failed")
-            await page.until(f"!{read}.disabled && {ANSWER}.querySelector('.wrong') !== null")
-            await page.click(".assistant .read")
-            stopped = await b.stages.request(2)
-            await b.stages.audio(stopped.request_id, 0, melody().tobytes())
-            await page.until(f"{ANSWER}.dataset.samples === '{SAMPLE_RATE}'")
-            await page.click("#stop")
-            await page.until(f"!{read}.disabled && document.querySelectorAll('.sound').length === 0")
-            await page.click(".assistant .read")
-            request = await b.stages.request(3)
-            assert said(b, request) == "A red house."
-            await speak(b, request, "", [melody(0.3), melody(0.7)])
-            await page.until(f"{IDLE} && {ANSWER}.dataset.samples === '{SAMPLE_RATE}' && !{read}")
-            await page.open(b.url)
-            await page.until(f"{PLAYS}[0] === 'Play the answer'")
-
-    run(scenario())
+async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before: Before) -> None:
+    async with before() as (b, page):
+        await text_only(page)
+        await ask(page, "First")
+        await b.stages.answer(await b.stages.request(0), b.encode("A **red** house."))
+        await page.until(DONE)
+        read = f"{ANSWER}.querySelector('.read')"
+        await page.click(".assistant .read")
+        failed = await b.stages.request(1)
+        await b.stages.audio(failed.request_id, 0, melody().tobytes())
+        await page.until(f"parseFloat({ANSWER}.dataset.heard) > 0")
+        await b.stages.fail(failed.request_id, "talker", "internal", "the engine failed")
+        await page.until(f"!{read}.disabled && {ANSWER}.querySelector('.wrong') !== null")
+        await page.click(".assistant .read")
+        stopped = await b.stages.request(2)
+        await b.stages.audio(stopped.request_id, 0, melody().tobytes())
+        await page.until(f"{ANSWER}.dataset.samples === '{SAMPLE_RATE}'")
+        await page.click("#stop")
+        await page.until(f"!{read}.disabled && document.querySelectorAll('.sound').length === 0")
+        await page.click(".assistant .read")
+        request = await b.stages.request(3)
+        assert said(b, request) == "A red house."
+        await speak(b, request, "", [melody(0.3), melody(0.7)])
+        await page.until(f"{IDLE} && {ANSWER}.dataset.samples === '{SAMPLE_RATE}' && !{read}")
+        await page.open(b.url)
+        await page.until(f"{PLAYS}[0] === 'Play the answer'")
 
 
-def test_a_failed_answer_is_retried_in_its_place(before: Before) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page):
-            await text_only(page)
-            await ask(page, "First")
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("A half"))
-            await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
-            await b.stages.fail(request.request_id, "thinker", "internal", "the engine failed")
-            await page.until(f"{STATE} === 'failed'")
-            await answered(b, page, "Second", "Two")
-            await page.click(".assistant .again")
-            again = await b.stages.request(2)
-            await b.stages.answer(again, b.encode("One"))
-            await page.until(f"{TURNS}.join() === 'First,One,Second,Two'")
-            # It was asked without what came after it.
-            assert again.prompt_token_ids == request.prompt_token_ids
-
-    run(scenario())
+async def test_a_failed_answer_is_retried_in_its_place(before: Before) -> None:
+    async with before() as (b, page):
+        await text_only(page)
+        await ask(page, "First")
+        request = await b.stages.request(0)
+        await b.stages.text(request.request_id, 0, b.encode("A half"))
+        await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
+        await b.stages.fail(request.request_id, "thinker", "internal", "the engine failed")
+        await page.until(f"{STATE} === 'failed'")
+        await answered(b, page, "Second", "Two")
+        await page.click(".assistant .again")
+        again = await b.stages.request(2)
+        await b.stages.answer(again, b.encode("One"))
+        await page.until(f"{TURNS}.join() === 'First,One,Second,Two'")
+        # It was asked without what came after it.
+        assert again.prompt_token_ids == request.prompt_token_ids
 
 
-def test_a_killed_gateway_is_noticed_at_once_and_waiting_for_its_successor_can_be_stopped(
+async def test_a_killed_gateway_is_noticed_at_once_and_waiting_for_its_successor_can_be_stopped(
     before: Before,
 ) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page):
-            await text_only(page)
-            await ask(page, "First")
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("A half"))
-            await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
-            await b.process.stop()
-            await page.until("document.getElementById('stack').dataset.state === 'away'", seconds=10)
-            assert await page.js(f"{STATE}") is None
-            await page.click("#stop")
-            await page.until(f"{STATE} === 'stopped'")
-            assert await page.js("document.querySelector('.again').textContent") == "Try again"
-            page.problems.clear()
-
-    run(scenario())
+    async with before() as (b, page):
+        await text_only(page)
+        await ask(page, "First")
+        request = await b.stages.request(0)
+        await b.stages.text(request.request_id, 0, b.encode("A half"))
+        await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
+        await b.process.stop()
+        await page.until("document.getElementById('stack').dataset.state === 'away'", seconds=10)
+        assert await page.js(f"{STATE}") is None
+        await page.click("#stop")
+        await page.until(f"{STATE} === 'stopped'")
+        assert await page.js("document.querySelector('.again').textContent") == "Try again"
+        page.problems.clear()
 
 
-def test_while_a_stage_is_away_the_answer_says_so(before: Before) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page):
-            await text_only(page)
-            await ask(page, "First")
-            request = await b.stages.request(0)
-            b.stages.alive.discard("talker")
-            await page.until(f"{ANSWER}.querySelector('.facts').textContent.includes('the talker is down')")
-            await b.stages.answer(request, b.encode("Done"))
-            await page.until(DONE)
-            assert "talker" not in await page.js(f"{ANSWER}.querySelector('.facts').textContent")
-            # Browsers log each answer of status 503.
-            page.problems = [each for each in page.problems if "503" not in each]
-
-    run(scenario())
+async def test_while_a_stage_is_away_the_answer_says_so(before: Before) -> None:
+    async with before() as (b, page):
+        await text_only(page)
+        await ask(page, "First")
+        request = await b.stages.request(0)
+        b.stages.alive.discard("talker")
+        await page.until(f"{ANSWER}.querySelector('.facts').textContent.includes('the talker is down')")
+        await b.stages.answer(request, b.encode("Done"))
+        await page.until(DONE)
+        assert "talker" not in await page.js(f"{ANSWER}.querySelector('.facts').textContent")
+        # Browsers log each answer of status 503.
+        page.problems = [each for each in page.problems if "503" not in each]
 
 
-def test_files_are_checked_before_they_are_uploaded(before: Before, picture: Path, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        media = {"max_item_bytes": 200_000, "max_request_bytes": 300_000, "max_images": 1}
-        async with before(media=media) as (b, page):
-            large = tmp_path / "noise.png"
-            pixels = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
-            Image.fromarray(pixels).save(large)
-            broken = tmp_path / "photo.heic.png"
-            broken.write_bytes(b"this is no picture")
-            for path, words in (
-                (large, "“noise.png” has 0.8 MiB; a file may have 0.2"),
-                (broken, "Save it as"),
-            ):
-                await offer(page, path)
-                await page.until(f"{NOTICE}.includes({words!r})")
-            await page.click("#text")
-            await page.write("What?")
-            assert await page.js(NOTICE) == ""
-            await drop(page, picture)
-            await drop(page, picture)
-            await page.until("document.querySelectorAll('#files li').length === 2")
-            await page.press("Enter")
-            # Nothing was sent, and nothing is lost.
-            await page.until(f"{NOTICE} === 'A message may have 1 pictures at most.'")
-            assert await page.js("document.getElementById('text').value") == "What?"
-            await page.click("#files button")
-            await page.until("document.querySelectorAll('#files li').length === 1")
-            assert not b.stages.requests
-            await page.click("#text")
-            await page.press("Enter")
-            await b.stages.answer(await b.stages.request(0), b.encode("Well."))
-            await page.until(DONE)
-
-    run(scenario())
-
-
-def test_what_the_gateway_refuses_can_be_edited(before: Before) -> None:
-    async def scenario() -> None:
-        async with before(max_prompt_tokens=40) as (_, page):
-            await ask(page, "long " * 60)
-            await page.until(f"{STATE} === 'failed'")
-            await page.click(".again")
-            await page.until("document.querySelectorAll('.turn').length === 0")
-            assert await page.js("document.getElementById('text').value") == ("long " * 60).strip()
-            page.problems = [each for each in page.problems if "400" not in each]
-
-    run(scenario())
+async def test_files_are_checked_before_they_are_uploaded(
+    before: Before, picture: Path, tmp_path: Path
+) -> None:
+    media = {"max_item_bytes": 200_000, "max_request_bytes": 300_000, "max_images": 1}
+    async with before(media=media) as (b, page):
+        large = tmp_path / "noise.png"
+        pixels = np.random.default_rng(0).integers(0, 256, (512, 512, 3), np.uint8)
+        Image.fromarray(pixels).save(large)
+        broken = tmp_path / "photo.heic.png"
+        broken.write_bytes(b"this is no picture")
+        for path, words in (
+            (large, "“noise.png” has 0.8 MiB; a file may have 0.2"),
+            (broken, "Save it as"),
+        ):
+            await offer(page, path)
+            await page.until(f"{NOTICE}.includes({words!r})")
+        await page.click("#text")
+        await page.write("What?")
+        assert await page.js(NOTICE) == ""
+        await drop(page, picture)
+        await drop(page, picture)
+        await page.until("document.querySelectorAll('#files li').length === 2")
+        await page.press("Enter")
+        # Nothing was sent, and nothing is lost.
+        await page.until(f"{NOTICE} === 'A message may have 1 pictures at most.'")
+        assert await page.js("document.getElementById('text').value") == "What?"
+        await page.click("#files button")
+        await page.until("document.querySelectorAll('#files li').length === 1")
+        assert not b.stages.requests
+        await page.click("#text")
+        await page.press("Enter")
+        await b.stages.answer(await b.stages.request(0), b.encode("Well."))
+        await page.until(DONE)
 
 
-def test_one_answer_sounds_at_a_time_and_pause_is_pause(before: Before) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page), speaking(b, "Hello", [melody(4.0)]):
-            for count in (1, 2):
-                await ask(page, "Say it")
-                await page.until(f"document.querySelectorAll('.assistant').length === {count} && {DONE}")
-                await page.press("Escape")
-                await page.until(IDLE)
-            first, second = (f".assistant:nth-of-type({at}) .play" for at in (2, 4))
-            await page.click(first)
-            await page.until(f"{PLAYS}.join() === 'Pause,Play the answer'")
-            await page.click(second)
-            await page.until(f"{PLAYS}.join() === 'Play the answer,Pause'")
-            await page.click(second)
-            await page.until(f"{PLAYS}[1] === 'Continue'")
-            at = await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
-            await asyncio.sleep(0.3)
-            assert at == await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
-            assert not await page.js(IDLE)
-            await page.click(second)
-            await page.until(f"{PLAYS}[1] === 'Pause'")
+async def test_what_the_gateway_refuses_can_be_edited(before: Before) -> None:
+    async with before(max_prompt_tokens=40) as (_, page):
+        await ask(page, "long " * 60)
+        await page.until(f"{STATE} === 'failed'")
+        await page.click(".again")
+        await page.until("document.querySelectorAll('.turn').length === 0")
+        assert await page.js("document.getElementById('text').value") == ("long " * 60).strip()
+        page.problems = [each for each in page.problems if "400" not in each]
+
+
+async def test_one_answer_sounds_at_a_time_and_pause_is_pause(before: Before) -> None:
+    async with before() as (b, page), speaking(b, "Hello", [melody(4.0)]):
+        for count in (1, 2):
+            await ask(page, "Say it")
+            await page.until(f"document.querySelectorAll('.assistant').length === {count} && {DONE}")
             await page.press("Escape")
-            await page.until(f"{IDLE} && {PLAYS}.join() === 'Play the answer,Play the answer'")
+            await page.until(IDLE)
+        first, second = (f".assistant:nth-of-type({at}) .play" for at in (2, 4))
+        await page.click(first)
+        await page.until(f"{PLAYS}.join() === 'Pause,Play the answer'")
+        await page.click(second)
+        await page.until(f"{PLAYS}.join() === 'Play the answer,Pause'")
+        await page.click(second)
+        await page.until(f"{PLAYS}[1] === 'Continue'")
+        at = await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
+        await asyncio.sleep(0.3)
+        assert at == await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
+        assert not await page.js(IDLE)
+        await page.click(second)
+        await page.until(f"{PLAYS}[1] === 'Pause'")
+        await page.press("Escape")
+        await page.until(f"{IDLE} && {PLAYS}.join() === 'Play the answer,Play the answer'")
 
-    run(scenario())
 
-
-def test_a_short_press_records_and_send_sends_it(before: Before) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page), speaking(b, "Yes", [melody(0.2)]):
-            await page.click("#text")
-            await page.write("Listen: ")
-            for count, send in enumerate((("click", "#send"), ("press", "Enter"), ("click", "#talk")), 1):
-                await page.click("#talk")
-                await page.until(f"{RECORDING} && {LONG_ENOUGH}")
-                assert "Press again to send" in await page.js("document.getElementById('talk').title")
-                await getattr(page, send[0])(send[1])
-                await page.until(f"document.querySelectorAll('.assistant').length === {count}")
-                await page.until(f"{DONE} && {IDLE} && !{RECORDING}")
-                assert len(b.stages.requests[-1].media) == count
-            assert (await page.js(TURNS))[0] == "Listen:"
-            # What is not wanted is not sent.
-            for discard in (
-                lambda: page.click("#discard"),
-                lambda: page.press("Escape"),
-                lambda: page.click("#reset"),
-            ):
-                await page.click("#talk")
-                await page.until(RECORDING)
-                await discard()
-                await page.until(f"!{RECORDING}")
-                assert await page.js("document.activeElement.id") == "text"
-            x, y = await page.place("#talk")
-            await page.pointer("mousePressed", x, y)
+async def test_a_short_press_records_and_send_sends_it(before: Before) -> None:
+    async with before() as (b, page), speaking(b, "Yes", [melody(0.2)]):
+        await page.click("#text")
+        await page.write("Listen: ")
+        for count, send in enumerate((("click", "#send"), ("press", "Enter"), ("click", "#talk")), 1):
+            await page.click("#talk")
             await page.until(f"{RECORDING} && {LONG_ENOUGH}")
-            await page.pointer("mouseReleased", x - 200, y - 200)
+            assert "Press again to send" in await page.js("document.getElementById('talk').title")
+            await getattr(page, send[0])(send[1])
+            await page.until(f"document.querySelectorAll('.assistant').length === {count}")
+            await page.until(f"{DONE} && {IDLE} && !{RECORDING}")
+            assert len(b.stages.requests[-1].media) == count
+        assert (await page.js(TURNS))[0] == "Listen:"
+        # What is not wanted is not sent.
+        for discard in (
+            lambda: page.click("#discard"),
+            lambda: page.press("Escape"),
+            lambda: page.click("#reset"),
+        ):
+            await page.click("#talk")
+            await page.until(RECORDING)
+            await discard()
             await page.until(f"!{RECORDING}")
-            assert len(b.stages.requests) == 3
+            assert await page.js("document.activeElement.id") == "text"
+        x, y = await page.place("#talk")
+        await page.pointer("mousePressed", x, y)
+        await page.until(f"{RECORDING} && {LONG_ENOUGH}")
+        await page.pointer("mouseReleased", x - 200, y - 200)
+        await page.until(f"!{RECORDING}")
+        assert len(b.stages.requests) == 3
 
-    run(scenario())
 
-
-def test_markdown_is_rendered_and_nothing_else(before: Before) -> None:
+async def test_markdown_is_rendered_and_nothing_else(before: Before) -> None:
     text = (
         "# Title\n**bold** <img src=x onerror=alert(1)> [link](https://a.example) [bad](javascript:alert(1))"
     )
 
-    async def scenario() -> None:
-        async with before() as (b, page):
-            await text_only(page)
-            await ask(page, "Markdown")
-            await b.stages.answer(await b.stages.request(0), b.encode(text))
-            await page.until(DONE)
-            html = await page.js(f"{ANSWER}.querySelector('.words').innerHTML")
-            assert "<h1>Title</h1>" in html
-            assert "<strong>bold</strong>" in html
-            assert 'href="https://a.example"' in html
-            assert 'rel="noopener noreferrer"' in html
-            assert "&lt;img src=x onerror=alert(1)&gt;" in html
-            assert "javascript:" not in html
-
-    run(scenario())
+    async with before() as (b, page):
+        await text_only(page)
+        await ask(page, "Markdown")
+        await b.stages.answer(await b.stages.request(0), b.encode(text))
+        await page.until(DONE)
+        html = await page.js(f"{ANSWER}.querySelector('.words').innerHTML")
+        assert "<h1>Title</h1>" in html
+        assert "<strong>bold</strong>" in html
+        assert 'href="https://a.example"' in html
+        assert 'rel="noopener noreferrer"' in html
+        assert "&lt;img src=x onerror=alert(1)&gt;" in html
+        assert "javascript:" not in html
 
 
-def test_an_answer_can_be_downloaded_and_copied(before: Before, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page), speaking(b, "Hello", [melody(0.5)]):
-            await page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-            await ask(page, "Say it")
-            await page.until(f"{DONE} && {IDLE}")
-            await page.click(".actions a")
-            file = tmp_path / "answer.wav"
-            async with asyncio.timeout(20):
-                while not file.exists() or file.stat().st_size < 44 + SAMPLE_RATE:
-                    await asyncio.sleep(0.05)
-            with wave.open(str(file)) as speech:
-                assert (speech.getframerate(), speech.getnframes()) == (SAMPLE_RATE, SAMPLE_RATE // 2)
-            await page.js("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
-            await page.js("document.querySelector('.actions button').click()")
-            await page.until("window.copied === 'Hello'")
-
-    run(scenario())
+async def test_an_answer_can_be_downloaded_and_copied(before: Before, tmp_path: Path) -> None:
+    async with before() as (b, page), speaking(b, "Hello", [melody(0.5)]):
+        await page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
+        await ask(page, "Say it")
+        await page.until(f"{DONE} && {IDLE}")
+        await page.click(".actions a")
+        file = tmp_path / "answer.wav"
+        async with asyncio.timeout(20):
+            while not file.exists() or file.stat().st_size < 44 + SAMPLE_RATE:
+                await asyncio.sleep(0.05)
+        with wave.open(str(file)) as speech:
+            assert (speech.getframerate(), speech.getnframes()) == (SAMPLE_RATE, SAMPLE_RATE // 2)
+        await page.js("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
+        await page.js("document.querySelector('.actions button').click()")
+        await page.until("window.copied === 'Hello'")
 
 
-def test_files_are_pasted_anywhere_and_phones_keep_their_keyboard_down(before: Before) -> None:
+async def test_files_are_pasted_anywhere_and_phones_keep_their_keyboard_down(before: Before) -> None:
     paste = """(() => {
         const data = new DataTransfer();
         data.items.add(new File([new Uint8Array(8)], 'tone.wav', { type: 'audio/wav' }));
         document.body.dispatchEvent(new ClipboardEvent('paste', { clipboardData: data, bubbles: true }));
     })()"""
 
-    async def scenario() -> None:
-        async with before() as (b, page), speaking(b, "Hello", [melody(0.2)]):
-            await page.js("document.activeElement.blur()")
-            await page.js(paste)
-            await page.until("document.querySelector('#files .name')?.textContent === 'tone.wav'")
-            await page.click("#files button")
-            await page.resize(390, 844, phone=True)
-            await page.js("document.activeElement.blur()")
-            await page.js("document.querySelector('.idea').click()")
-            await page.until(f"{DONE} && {IDLE}")
-            assert await page.js("document.activeElement.id") != "text"
-
-    run(scenario())
+    async with before() as (b, page), speaking(b, "Hello", [melody(0.2)]):
+        await page.js("document.activeElement.blur()")
+        await page.js(paste)
+        await page.until("document.querySelector('#files .name')?.textContent === 'tone.wav'")
+        await page.click("#files button")
+        await page.resize(390, 844, phone=True)
+        await page.js("document.activeElement.blur()")
+        await page.js("document.querySelector('.idea').click()")
+        await page.until(f"{DONE} && {IDLE}")
+        assert await page.js("document.activeElement.id") != "text"
 
 
-def test_a_long_conversation_keeps_no_memory_after_new(before: Before) -> None:
-    async def scenario() -> None:
-        async with before() as (b, page), speaking(b, "Hello", [melody(2.0)]):
-            sizes = []
-            for _ in range(3):
-                for count in range(1, 7):
-                    await ask(page, "Say it")
-                    await page.until(f"document.querySelectorAll('.assistant').length === {count} && {DONE}")
-                    await page.press("Escape")
-                await page.click("#reset")
-                await page.until("document.querySelectorAll('.turn').length === 0")
-                await page.call("HeapProfiler.collectGarbage")
-                counted = await page.call("Memory.getDOMCounters")
-                sizes.append((counted["nodes"], counted["jsEventListeners"]))
-            # Less than what one of the twelve exchanges since comes to.
-            assert sizes[2][0] <= sizes[0][0] + 50
-            assert sizes[2][1] <= sizes[0][1] + 5
-
-    run(scenario())
+async def test_a_long_conversation_keeps_no_memory_after_new(before: Before) -> None:
+    async with before() as (b, page), speaking(b, "Hello", [melody(2.0)]):
+        sizes = []
+        for _ in range(3):
+            for count in range(1, 7):
+                await ask(page, "Say it")
+                await page.until(f"document.querySelectorAll('.assistant').length === {count} && {DONE}")
+                await page.press("Escape")
+            await page.click("#reset")
+            await page.until("document.querySelectorAll('.turn').length === 0")
+            await page.call("HeapProfiler.collectGarbage")
+            counted = await page.call("Memory.getDOMCounters")
+            sizes.append((counted["nodes"], counted["jsEventListeners"]))
+        # Less than what one of the twelve exchanges since comes to.
+        assert sizes[2][0] <= sizes[0][0] + 50
+        assert sizes[2][1] <= sizes[0][1] + 5
 
 
 async def offer(page: Page, path: Path) -> None:

@@ -15,7 +15,7 @@ from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speaking
 from tests.gateway.test_turns import SENTENCES, said
 from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, READY, run
+from tests.page.test_page import ANSWER, READY
 
 pytestmark = pytest.mark.page
 
@@ -52,42 +52,36 @@ async def talking(folder: Path, microphone: Path, **gateway: Any) -> AsyncIterat
 
 
 @pytest.mark.parametrize("kind", ["webrtc", "websocket"])
-def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path, tmp_path: Path) -> None:
-    async def scenario() -> None:
-        gateway = {"webrtc": {"enabled": True}} if kind == "webrtc" else {}
-        async with talking(tmp_path, sentence, **gateway) as (b, page):
-            await page.until(f"{LIVE}.dataset.link === '{kind}'")
-            await page.until(WORDS)
-            heard = (
-                f"{LIVE}.dataset.energy > 0.0001" if kind == "webrtc" else f"{ANSWER}.dataset.heard > 0.05"
-            )
-            await page.until(heard)
-            # It lasts for 20 s, and is interrupted when the microphone says the sentence again.
-            turns = "document.querySelectorAll('.turn.assistant').length"
-            await page.until(f"{turns} === 2")
-            metric = 'omnirelay_realtime_turns_total{event="started"}'
-            assert await b.metric(metric) >= 2
-            await page.press("Escape")
-            await page.until(f"{LIVE}.ariaPressed === 'false'")
-            context = b.process._context
-            assert context is not None
-            await until(lambda: not context.calls and not b.process.gateway._active, "the end")
-            await until(lambda: b.process.gateway.held.total == 0, "nothing held")
-
-    run(scenario())
+async def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path, tmp_path: Path) -> None:
+    gateway = {"webrtc": {"enabled": True}} if kind == "webrtc" else {}
+    async with talking(tmp_path, sentence, **gateway) as (b, page):
+        await page.until(f"{LIVE}.dataset.link === '{kind}'")
+        await page.until(WORDS)
+        heard = f"{LIVE}.dataset.energy > 0.0001" if kind == "webrtc" else f"{ANSWER}.dataset.heard > 0.05"
+        await page.until(heard)
+        # It lasts for 20 s, and is interrupted when the microphone says the sentence again.
+        turns = "document.querySelectorAll('.turn.assistant').length"
+        await page.until(f"{turns} === 2")
+        metric = 'omnirelay_realtime_turns_total{event="started"}'
+        assert await b.metric(metric) >= 2
+        await page.press("Escape")
+        await page.until(f"{LIVE}.ariaPressed === 'false'")
+        context = b.process._context
+        assert context is not None
+        await until(lambda: not context.calls and not b.process.gateway._active, "the end")
+        await until(lambda: b.process.gateway.held.total == 0, "nothing held")
 
 
-def test_a_gateway_that_has_no_room(sentence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_gateway_that_has_no_room(
+    sentence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 0)
 
-    async def scenario() -> None:
-        async with talking(tmp_path, sentence, webrtc={"enabled": True}) as (_, page):
-            await page.until("document.getElementById('notice').textContent.includes('try again later')")
-            assert await page.js(f"{LIVE}.ariaPressed") == "false"
-            # The browser reports the response, too.
-            page.problems.clear()
-
-    run(scenario())
+    async with talking(tmp_path, sentence, webrtc={"enabled": True}) as (_, page):
+        await page.until("document.getElementById('notice').textContent.includes('try again later')")
+        assert await page.js(f"{LIVE}.ariaPressed") == "false"
+        # The browser reports the response, too.
+        page.problems.clear()
 
 
 CALL = """(async () => {
@@ -113,19 +107,14 @@ CALL = """(async () => {
 
 
 @pytest.mark.parametrize("kinds", [("audio", "video"), ("video", "audio")], ids=lambda kinds: kinds[0])
-def test_a_call_that_offers_video_is_one_of_audio(
+async def test_a_call_that_offers_video_is_one_of_audio(
     kinds: tuple[str, str], sentence: Path, tmp_path: Path
 ) -> None:
-    async def scenario() -> None:
-        config = make_config(
-            make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway(webrtc={"enabled": True})
-        )
-        async with http_bench(config) as b, browser(tmp_path, sentence) as page:
-            await page.open(b.url)
-            called = await page.js(CALL.replace("KINDS", str(list(kinds))))
-            assert called["event"] == "session.created"
-            assert [each[2:7] for each in called["media"][:2]] == list(kinds)
-            assert "m=video 0" in called["media"]
-            assert page.problems == []
-
-    run(scenario())
+    config = make_config(make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway(webrtc={"enabled": True}))
+    async with http_bench(config) as b, browser(tmp_path, sentence) as page:
+        await page.open(b.url)
+        called = await page.js(CALL.replace("KINDS", str(list(kinds))))
+        assert called["event"] == "session.created"
+        assert [each[2:7] for each in called["media"][:2]] == list(kinds)
+        assert "m=video 0" in called["media"]
+        assert page.problems == []

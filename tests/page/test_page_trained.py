@@ -57,7 +57,7 @@ def test_it_answers_what_it_is_asked(
     run(scenario())
 
 
-def test_it_answers_what_it_hears_in_a_call(
+async def test_it_answers_what_it_hears_in_a_call(
     trained_url: str, speaking_checkpoint: Path, tmp_path: Path
 ) -> None:
     starters = json.loads((speaking_checkpoint / "starters.json").read_text(encoding="utf-8"))
@@ -67,18 +67,15 @@ def test_it_answers_what_it_hears_in_a_call(
     microphone = tmp_path / "microphone.wav"
     soundfile.write(microphone, np.concatenate([before, question, after]), rate)
 
-    async def scenario() -> None:
-        async with browser(tmp_path, microphone) as page:
-            await page.open(trained_url)
-            await page.until(READY)
-            await page.click("#live")
-            await page.until("document.getElementById('live').dataset.link === 'webrtc'")
-            await page.until(f"{ANSWER}?.dataset.state === 'done'")
-            words = "[...document.querySelectorAll('.turn .words')].map(each => each.textContent.trim())"
-            # The transcript comes after the answer.
-            await page.until(f"!{words}[0].includes('…')")
-            assert (await page.js(words))[-1] == "eight plus seven is fifteen"
-            await page.until("document.getElementById('live').dataset.energy > 0.0001")
-            assert page.problems == []
-
-    run(scenario())
+    async with browser(tmp_path, microphone) as page:
+        await page.open(trained_url)
+        await page.until(READY)
+        await page.click("#live")
+        await page.until("document.getElementById('live').dataset.link === 'webrtc'")
+        await page.until(f"{ANSWER}?.dataset.state === 'done'")
+        words = "[...document.querySelectorAll('.turn .words')].map(each => each.textContent.trim())"
+        # The transcript comes after the answer.
+        await page.until(f"!{words}[0].includes('…')")
+        assert (await page.js(words))[-1] == "eight plus seven is fifteen"
+        await page.until("document.getElementById('live').dataset.energy > 0.0001")
+        assert page.problems == []

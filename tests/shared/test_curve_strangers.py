@@ -121,20 +121,6 @@ def connection_answers(connection: socket.socket) -> bool:
         return False
 
 
-def test_the_frames_of_the_older_protocols_are_well_formed(opened: Open) -> None:
-    """Without keys they do get in, so the test above shows what it says."""
-    queue = inbox(opened("talker", None))
-    frame = encode(HELLO)[0]
-    signature = b"\xff" + (1).to_bytes(8, "big") + b"\x7f"
-    for data in (
-        b"\x01\x00" + bytes([len(frame) + 1, 0]) + bytes(frame),
-        signature + b"\x01\x08" + b"\x00\x00" + bytes([0, len(frame)]) + bytes(frame),
-    ):
-        with socket.create_connection(("127.0.0.1", port_of(endpoint(queue.socket)))) as connection:
-            connection.sendall(data)
-            assert take(queue, 1) == [HELLO]
-
-
 def test_a_peer_that_says_nothing_keeps_nobody_out(opened: Open) -> None:
     context = opened("talker")
     queue = inbox(context)

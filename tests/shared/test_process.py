@@ -15,10 +15,8 @@ import zmq
 
 from shared.messages import STAGES
 from tests.shared.support import ANY_PORT, endpoint, free_address, wait_until
-from tests.support.children import Child
+from tests.support.children import ROOT, Child
 from tests.support.http import get
-
-ROOT = Path(__file__).parents[2]
 
 ECHO = """
 import os

@@ -254,7 +254,7 @@ def test_an_idle_stage_sends_heartbeats_that_say_what_it_holds(harness):
 
 
 def test_a_connection_that_has_ended_is_told_at_once_and_from_then_on(context):
-    with running(context, heartbeat_s=5.0) as harness:
+    with running(context, heartbeat_s=1.0) as harness:
         harness.gateway.link.take(zmq.EVENT_DISCONNECTED)
         for _ in range(2):
             wait_until(lambda: harness.next_heartbeat().breaks == {"gateway": 1})

@@ -17,8 +17,8 @@ from shared.tracing.otel import Tracer
 from shared.transport.queues import PushQueue
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import Context, free_address, sending, wait_until
-from tests.shared.test_process import ECHO, ROOT, environment
-from tests.support.children import Child
+from tests.shared.test_process import ECHO, environment
+from tests.support.children import ROOT, Child
 from tests.support.http import get
 from tests.support.otlp import wait_for_senders
 from tests.support.thinking import speech_of

@@ -9,7 +9,6 @@ import sys
 import time
 from collections.abc import Iterator
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
@@ -23,9 +22,9 @@ from shared.tracing.otel import Tracer
 from shared.tracing.setup import open_tracer, traces_url
 from shared.tracing.timeline import Timeline
 from tests.shared.support import wait_until
+from tests.support.children import ROOT
 from tests.support.otlp import wait_for_senders
 
-ROOT = Path(__file__).resolve().parents[2]
 BASE = "OTEL_EXPORTER_OTLP_ENDPOINT"
 TRACES = "OTEL_EXPORTER_OTLP_TRACES_ENDPOINT"
 FORM = re.compile(r"([0-9a-f]{2})-([0-9a-f]{32})-([0-9a-f]{16})-([0-9a-f]{2})(-.*)?")

@@ -38,45 +38,6 @@ def test_json_streams_text_and_audio_and_ends_with_everything(stack: RunningStac
     assert 0.01 < np.sqrt(np.mean(np.square(pcm))) < 0.5
 
 
-def test_a_seed_repeats_an_answer_and_another_changes_it(stack: RunningStack) -> None:
-    first, again, other = (
-        chat_events(stack, "Say something.", "--max-tokens", "8", "--max-codec-tokens", "30", "--seed", seed)[
-            -1
-        ]
-        for seed in ("1", "1", "2")
-    )
-    assert first["codec_token_ids"] == again["codec_token_ids"]
-    assert first["codec_token_ids"] != other["codec_token_ids"]
-
-
-def test_greedy_does_not_depend_on_the_seed(stack: RunningStack) -> None:
-    one, two = (
-        chat_events(stack, "Hi", "--greedy", "--max-tokens", "8", "--max-codec-tokens", "30", "--seed", seed)[
-            -1
-        ]
-        for seed in ("1", "2")
-    )
-    assert one["text_token_ids"] == two["text_token_ids"]
-    assert one["codec_token_ids"] == two["codec_token_ids"]
-
-
-def test_text_only_sends_no_audio(stack: RunningStack) -> None:
-    *events, done = chat_events(stack, "Hello", "--text-only", "--max-tokens", "6")
-    assert {event["event"] for event in events} == {"text"}
-    assert done["codec_token_ids"] == []
-    assert done["audio_seconds"] == 0
-    assert done["ttfa_s"] is None
-
-
-def test_system_and_speaker_change_the_answer(stack: RunningStack) -> None:
-    plain = chat_events(stack, "Hello", "--greedy", *SHORT)[-1]
-    with_system = chat_events(stack, "Hello", "--greedy", *SHORT, "--system", "Be brief.")[-1]
-    ethan = chat_events(stack, "Hello", "--greedy", *SHORT, "--speaker", "Ethan")[-1]
-    assert with_system["prompt_token_ids"] != plain["prompt_token_ids"]
-    assert ethan["text_token_ids"] == plain["text_token_ids"]
-    assert ethan["codec_token_ids"] != plain["codec_token_ids"]
-
-
 def test_peak_memory_of_the_four_processes_is_known(
     stack: RunningStack, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -1,5 +1,6 @@
 """The programs in examples/, run as a user does, against the real stack."""
 
+import io
 import json
 import shlex
 import subprocess
@@ -14,6 +15,16 @@ from tests.support.media import picture, spoken
 from tests.support.stack import RunningStack, inherited
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RECORDER = """\
+import itertools, os, sys, time
+spoken = open("spoken.raw", "rb").read()
+for begin in itertools.count(step=4800):
+    sys.stdout.buffer.write(spoken[begin : begin + 4800].ljust(4800, b"\\0"))
+    sys.stdout.buffer.flush()
+    time.sleep(0.1)
+    if os.path.exists("played.raw") and os.path.getsize("played.raw") > 24_000:
+        break
+"""
 SHORT = ("--max-tokens", "12", "--max-seconds", "1")
 
 
@@ -49,9 +60,10 @@ def seconds_of(path: Path, at_most_s: float = 1) -> float:
 def test_every_example_is_listed_and_tested() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     tested = Path(__file__).read_text(encoding="utf-8")
-    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb")):
-        assert f"`{path.name}`" in page
-        assert f'"{path.name}"' in tested
+    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb"), EXAMPLES / "voice" / "talk.py"):
+        name = str(path.relative_to(EXAMPLES))
+        assert f"`{name}`" in page
+        assert f'"{name}"' in tested
 
 
 def test_chat(stack: RunningStack, tmp_path: Path) -> None:
@@ -94,12 +106,49 @@ def test_the_openai_sdk(stack: RunningStack, tmp_path: Path) -> None:
     assert seconds_of(tmp_path / "answer.wav")
 
 
+def test_structured_output(stack: RunningStack, tmp_path: Path) -> None:
+    shown = run(tmp_path, "structured_output.py", "Hello!", "--address", stack.address)
+    assert "'operation': " in shown
+
+
+def test_a_tool_is_called_and_its_result_told(stack: RunningStack, tmp_path: Path) -> None:
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    arguments = ("--url", f"{url}/v1", "--choice", "required", "--max-tokens", "60")
+    called, answer = run(tmp_path, "tools.py", *arguments).split("\n", 1)
+    assert called in (
+        'weather({"place":"Berlin"}): rain, 8 degrees',
+        'weather({"place":"Nairobi"}): sun, 24 degrees',
+    )
+    assert answer.strip()
+
+
+def test_errors_and_ways_to_end_an_answer(stack: RunningStack, tmp_path: Path) -> None:
+    shown = run(tmp_path, "errors.py", "--address", stack.address, "--seconds", "0.01")
+    refused, limit, words = shown.split("\n", 2)
+    assert refused.startswith("refused: ")
+    assert "temperature" in refused
+    assert limit == "not within 0.01 s"
+    assert words.startswith("the first words, which are enough: ")
+    assert run(tmp_path, "errors.py", "--address", "tcp://127.0.0.1:1").startswith("no server: ")
+
+
 def test_batch(stack: RunningStack, tmp_path: Path) -> None:
     (tmp_path / "prompts.txt").write_text("Hello!\n\nAnd you?\n")
     shown = run(tmp_path, "batch.py", "prompts.txt", "--address", stack.address, "--max-tokens", "6")
     answers = {line["line"]: line["text"] for line in map(json.loads, shown.splitlines())}
     assert answers.keys() == {1, 3}
     assert all(answers.values())
+
+
+def test_a_conversation_through_microphone_and_loudspeaker(stack: RunningStack, tmp_path: Path) -> None:
+    with wave.open(io.BytesIO(spoken(rate=24_000))) as file:
+        (tmp_path / "spoken.raw").write_bytes(file.readframes(-1))
+    (tmp_path / "record.py").write_text(RECORDER)
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    commands = ("--record", f"{sys.executable} record.py", "--play", "dd of=played.raw status=none")
+    shown = run(tmp_path, "voice/talk.py", *commands, OPENAI_BASE_URL=f"{url}/v1")
+    assert "error" not in shown
+    assert (tmp_path / "played.raw").stat().st_size > 24_000
 
 
 def test_the_notebook_of_offline_inference(speaking_checkpoint: Path, tmp_path: Path) -> None:

@@ -15,8 +15,9 @@ from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import GatewayUnreachableError, InvalidRequestError
 from omnirelay.protocol import PartialAnswer
 from shared.messages import STAGES
-from tests.chaos.streams import Heard, Stream, request_for
-from tests.support.processes import ROOT, Processes, wait_until
+from tests.chaos.streams import Heard, Stream, heard_of, request_for
+from tests.support.children import ROOT
+from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
 from tests.support.stack import make_config
 
@@ -45,13 +46,6 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 def undisturbed(stack: Processes) -> list[Heard]:
     with Client(stack.address) as client:
         return heard_of([Stream(client, number) for number in range(STREAMS)])
-
-
-def heard_of(streams: list[Stream]) -> list[Heard]:
-    until = time.monotonic() + ANSWERED_S
-    heard = [stream.result(until) for stream in streams]
-    assert [each.error for each in heard] == [None] * len(heard)
-    return heard
 
 
 def check(heard: list[Heard], undisturbed: list[Heard]) -> None:
@@ -251,31 +245,3 @@ def idle(stack: Processes) -> bool:
         and not (each.load.running or each.load.waiting or each.load.held_bytes or each.load.outbox_bytes)
         for each in report.stages
     )
-
-
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "frozen"])
-def test_another_gateway_goes_on(
-    stack: Processes, undisturbed: list[Heard], other: Processes, how: signal.Signals
-) -> None:
-    """One with stages of its own, on the same checkpoint."""
-    with Client([stack.address, other.address]) as client:
-        streams = [Stream(client, number) for number in range(STREAMS)]
-        wait_until(lambda: speaks(streams), "speech comes", 60)
-        stack.signal("gateway", how)
-        try:
-            check(heard_of(streams), undisturbed)
-            assert client._client.address == other.address
-        finally:
-            stack.signal("gateway", signal.SIGCONT)
-            if how == signal.SIGKILL:
-                restart(stack)
-    wait_until(lambda: idle(stack) and idle(other), "nothing is left", 60)
-
-
-@pytest.fixture(scope="module")
-def other(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    with Processes(make_config(tiny_checkpoint), tmp_path_factory.mktemp("other")) as processes:
-        for name in ("gateway", *STAGES):
-            processes.start(name)
-        wait_until(processes.ready, "the other stack is ready")
-        yield processes

@@ -1,13 +1,9 @@
 """Two gateways in front of the same stages: one is lost, the other one's answers do not notice."""
 
-import os
 import re
 import signal
-import subprocess
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack
-from functools import partial
 from pathlib import Path
 from typing import Final, NamedTuple
 
@@ -16,12 +12,11 @@ import pytest
 from omnirelay import Client
 from shared.messages import STAGES
 from tests.chaos.load import Load
-from tests.chaos.streams import Heard, Stream
-from tests.support.children import Child
+from tests.chaos.streams import Heard, Stream, heard_of
 from tests.support.http import get
 from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
-from tests.support.stack import COMMAND, RunningStack, addresses_of_several, free_addresses, make_config
+from tests.support.stack import free_addresses, make_config
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -108,13 +103,6 @@ def undisturbed(pair: Pair) -> list[Heard]:
         return heard_of([Stream(client, number) for number in range(STREAMS)])
 
 
-def heard_of(streams: list[Stream]) -> list[Heard]:
-    until = time.monotonic() + ANSWERED_S
-    heard = [stream.result(until) for stream in streams]
-    assert [each.error for each in heard] == [None] * len(heard)
-    return heard
-
-
 def check(streams: list[Stream], undisturbed: list[Heard]) -> None:
     """Ids, chunk numbers and every sample are those of one gateway alone."""
     heard = heard_of(streams)
@@ -182,25 +170,6 @@ def _busy(pair: Pair) -> bool:
     )
 
 
-def test_gateways_are_replaced_one_after_the_other(pair: Pair, undisturbed: list[Heard]) -> None:
-    """As in an upgrade: each finishes what it has, or its clients go on at the other one."""
-    processes = pair.processes
-    with (
-        Client([pair.address(FIRST), pair.address(SECOND)]) as one,
-        Client([pair.address(SECOND), pair.address(FIRST)]) as other,
-    ):
-        for gateway in GATEWAYS:
-            streams = [Stream((one, other)[number % 2], number) for number in range(STREAMS)]
-            wait_until(partial(speaks, streams), "speech comes", 120)
-            processes.signal(gateway, signal.SIGTERM)
-            more = [Stream((one, other)[number % 2], number) for number in range(STREAMS)]
-            check(streams, undisturbed)
-            check(more, undisturbed)
-            assert processes.running.pop(gateway).wait(90) == 0
-            processes.start(gateway)
-            wait_until(pair.idle, "both gateways have all stages again", 60)
-
-
 def test_every_process_is_replaced_under_load(pair: Pair, undisturbed: list[Heard]) -> None:
     """One after the other, as an operator does it: clients of both gateways notice nothing but time."""
     processes = pair.processes
@@ -229,48 +198,3 @@ def test_a_stage_that_is_lost_is_replaced_for_both(pair: Pair, undisturbed: list
         check(streams, undisturbed)
     wait_until(pair.idle, "nothing is left", 60)
     assert not re.search("Traceback", "".join(processes.log(name) for name in processes.running))
-
-
-def test_up_starts_two_and_starts_them_again(tiny_checkpoint: Path, tmp_path: Path) -> None:
-    """The ports of the second are those of the first and 100."""
-    config = make_config(tiny_checkpoint, gateway={"replicas": 2})
-    config["gateway"] |= addresses_of_several()
-    first: str = config["gateway"]["listen"]
-    second = f"tcp://127.0.0.1:{int(first.rpartition(':')[2]) + 100}"
-    with RunningStack(config, tmp_path) as stack, Client(second) as client, Client(first) as other:
-        assert f"{second}, http://127.0.0.1:" in "".join(stack.output)
-        streams = [Stream((client, other)[number % 2], number) for number in range(4)]
-        heard = heard_of(streams)
-        before = client.status().gateway.pid
-        os.kill(before, signal.SIGKILL)
-        wait_until(
-            lambda: "gateway 2 was killed by SIGKILL: it is started again" in "".join(stack.output),
-            "again",
-            60,
-        )
-        again = [Stream(client, number) for number in range(4)]
-        check(again, heard)
-        assert client.status().gateway.pid != before
-    assert "stopped" in stack.output[-1]
-
-
-def test_replicas_are_restarted_one_after_the_other_and_no_answer_changes(
-    tiny_checkpoint: Path, tmp_path: Path
-) -> None:
-    config = make_config(tiny_checkpoint, stages={"token2wav": {"replicas": 2}})
-
-    def pids(client: Client) -> set[int | None]:
-        return {each.pid for each in client.status().stages if each.name == "token2wav"}
-
-    with RunningStack(config, tmp_path) as stack, Client(stack.address) as client:
-        heard = heard_of([Stream(client, number) for number in range(2)])
-        before = pids(client)
-        command = [COMMAND, "restart", "token2wav", "--config", str(stack.path)]
-        with Child(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as restart:
-            while restart.poll() is None:
-                check([Stream(client, number) for number in range(2)], heard)
-            told = restart.communicate(timeout=60)[0]
-        assert restart.returncode == 0, told
-        assert len(pids(client) - before) == 2
-        assert not client.status().requests["failed"]
-    assert "stopped" in stack.output[-1]

@@ -10,7 +10,6 @@ import pytest
 import zmq
 
 from omnirelay import Answer, Client, SamplingOverrides, StatusReport
-from shared.transport.wire import VERSION_BYTE
 from tests.support.garbage import lies, noise, push
 from tests.support.stack import RunningStack
 
@@ -83,46 +82,3 @@ def test_a_peer_that_is_no_zeromq_is_shut_out(stack: RunningStack) -> None:
             peer.sendall(random.Random(3).randbytes(4096))
     with Client(stack.address) as client:
         assert ask(client)[1]
-
-
-def test_a_message_of_more_than_the_limit_is_not_taken(stack: RunningStack) -> None:
-    with Client(stack.address) as client:
-        expected = ask(client)
-        push(inboxes(stack)["talker"], [[VERSION_BYTE, bytes(101 * 10**6)]])
-        assert ask(client) == expected
-        peaks = {stage.name: stage.peak_memory_bytes for stage in client.status().stages}
-        assert peaks["talker"] < 2 * 2**30
-
-
-def test_a_cancelled_request_leaves_nothing_at_the_stages(stack: RunningStack) -> None:
-    long = SamplingOverrides(max_tokens=1000, min_tokens=900)
-    with Client(stack.address) as client:
-        answers = [
-            client.chat(f"Talk for ever, {index}", text_sampling=long, codec_sampling=long)
-            for index in range(4)
-        ]
-        for answer in answers:
-            next(iter(answer))
-            answer.cancel()
-        until(client, idle)
-        assert ask(client)[1]
-
-
-def test_a_client_that_goes_away_takes_its_requests_along(stack: RunningStack) -> None:
-    long = SamplingOverrides(max_tokens=1000, min_tokens=900)
-    with Client(stack.address) as leaving:
-        answer = leaving.chat("Talk for ever", text_sampling=long, codec_sampling=long)
-        next(iter(answer))
-    with Client(stack.address) as client:
-        report = until(client, idle)
-        assert report.requests["cancelled"] >= 1
-
-
-def idle(report: StatusReport) -> bool:
-    at_stages = sum(report.requests[state] for state in ("queued", "thinking", "talking", "synthesizing"))
-    held = [
-        stage.load.running + stage.load.waiting + stage.load.held_bytes
-        for stage in report.stages
-        if stage.load
-    ]
-    return at_stages == 0 and sum(held) == 0

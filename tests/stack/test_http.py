@@ -3,12 +3,10 @@
 import argparse
 import base64
 import json
-import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import httpx
 import msgspec
 import numpy as np
 import openai
@@ -133,22 +131,6 @@ def test_a_text_is_spoken(ai: openai.OpenAI) -> None:
     ) as response:
         speech = b"".join(response.iter_bytes())
     assert decoded(speech, "wav").size > 0
-
-
-def test_a_stream_that_is_left_is_cancelled_at_every_stage(ai: openai.OpenAI, url: str) -> None:
-    how = {**SPOKEN, "max_tokens": 200, "extra_body": {"min_tokens": 200}}
-    with ai.chat.completions.create(messages=HI, stream=True, **how) as stream:
-        name = next(iter(stream)).id
-    deadline = time.monotonic() + DEADLINE_S
-    state = ""
-    while state != "cancelled":
-        assert time.monotonic() < deadline, state
-        state = httpx.get(f"{url}/v1/requests/{name}").json()["state"]
-    loads = [1]
-    while any(loads):
-        assert time.monotonic() < deadline, loads
-        stages = httpx.get(f"{url}/health").json()["stages"]
-        loads = [stage["load"][key] for stage in stages for key in ("running", "waiting", "held_bytes")]
 
 
 @pytest.mark.parametrize(

@@ -107,16 +107,6 @@ def test_eight_different_requests_at_once_each_get_their_own_answer(pair: Pair) 
     assert len({tuple(result.done.codec_token_ids) for result in results}) == len(results)
 
 
-def test_speakers_say_the_same_text_with_different_codes(pair: Pair) -> None:
-    prompt = prompts(4, seed=3)[3]
-    with Client(pair.stack.address) as client:
-        chelsie, ethan = (
-            client.chat(request_for(prompt, speaker)).result() for speaker in ("Chelsie", "Ethan")
-        )
-    assert chelsie.done.text_token_ids == ethan.done.text_token_ids
-    assert chelsie.done.codec_token_ids != ethan.done.codec_token_ids
-
-
 def test_a_streamed_answer_has_the_same_tokens_and_length(pair: Pair) -> None:
     prompt = prompts(5, seed=4)[4]
     with Client(pair.stack.address) as client:

@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import json
-from collections.abc import Coroutine
 from typing import Any
 
 import httpx
@@ -20,7 +19,6 @@ from tests.support.http import Readings, get
 from tests.support.media import encode_audio, speech
 from tests.support.stack import RunningStack
 
-SCENARIO_S = 120.0
 SAID = (speech("How are you?", 24_000) * 32767).astype("<i2").tobytes()
 PUSH_TO_TALK: Any = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 
@@ -32,14 +30,6 @@ QUESTION = np.tile(WORDS, 3)[: 9 * 24_000]
 # Loudest at its start: what comes later changes no window.
 QUESTION[:2400] = 0.99 * np.sin(np.arange(2400) / 4)
 TEXT_TOKENS = 16
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(SCENARIO_S):
-            await scenario
-
-    asyncio.run(bounded())
 
 
 async def take(connection: AsyncRealtimeConnection, last: str) -> list[Any]:
@@ -61,75 +51,67 @@ async def nothing_held(url: str) -> None:
             await asyncio.sleep(0.05)
 
 
-def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
+async def test_speech_in_speech_out_and_an_interruption(stack: RunningStack) -> None:
     url = stack.config["gateway"]["http"].replace("tcp:", "http:")
 
-    async def scenario() -> None:
-        async with (
-            openai.AsyncOpenAI(
-                base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-            ) as ai,
-            ai.realtime.connect(model="omnirelay") as connection,
-        ):
-            await connection.session.update(session=PUSH_TO_TALK)
-            for at in range(0, len(SAID), 9_600):
-                await connection.input_audio_buffer.append(
-                    audio=base64.b64encode(SAID[at : at + 9_600]).decode()
-                )
-            await connection.input_audio_buffer.commit()
-            await connection.response.create()
-            events = await take(connection, "response.done")
-            response = events[-1].response
-            assert response.status in {"completed", "incomplete"}
-            pieces = [base64.b64decode(e.delta) for e in events if e.type == "response.output_audio.delta"]
-            samples = np.frombuffer(b"".join(pieces), "<i2")
-            assert samples.size == 480 * response.usage.output_token_details.audio_tokens > 0
-            assert np.abs(samples).max() > 300
-            # Spoken again while the next answer comes: it is cancelled, at every stage.
-            await connection.response.create()
-            await take(connection, "response.output_audio_transcript.delta")
-            await connection.input_audio_buffer.append(audio=base64.b64encode(SAID).decode())
-            await connection.input_audio_buffer.commit()
-            cancelled = (await take(connection, "response.done"))[-1].response
-            assert cancelled.status == "cancelled"
-            await nothing_held(url)
-            # The earlier turns are in the prompt; so is their system message, which answers in text have not.
-            instructions = SPEECH_SYSTEM_PROMPT
-            await connection.response.create(
-                response={"output_modalities": ["text"], "instructions": instructions}
-            )
-            last = (await take(connection, "response.done"))[-1].response
-            assert last.usage.input_tokens > response.usage.input_tokens
-
-    run(scenario())
+    async with (
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        ) as ai,
+        ai.realtime.connect(model="omnirelay") as connection,
+    ):
+        await connection.session.update(session=PUSH_TO_TALK)
+        for at in range(0, len(SAID), 9_600):
+            await connection.input_audio_buffer.append(audio=base64.b64encode(SAID[at : at + 9_600]).decode())
+        await connection.input_audio_buffer.commit()
+        await connection.response.create()
+        events = await take(connection, "response.done")
+        response = events[-1].response
+        assert response.status in {"completed", "incomplete"}
+        pieces = [base64.b64decode(e.delta) for e in events if e.type == "response.output_audio.delta"]
+        samples = np.frombuffer(b"".join(pieces), "<i2")
+        assert samples.size == 480 * response.usage.output_token_details.audio_tokens > 0
+        assert np.abs(samples).max() > 300
+        # Spoken again while the next answer comes: it is cancelled, at every stage.
+        await connection.response.create()
+        await take(connection, "response.output_audio_transcript.delta")
+        await connection.input_audio_buffer.append(audio=base64.b64encode(SAID).decode())
+        await connection.input_audio_buffer.commit()
+        cancelled = (await take(connection, "response.done"))[-1].response
+        assert cancelled.status == "cancelled"
+        await nothing_held(url)
+        # The earlier turns are in the prompt; so is their system message, which answers in text have not.
+        instructions = SPEECH_SYSTEM_PROMPT
+        await connection.response.create(
+            response={"output_modalities": ["text"], "instructions": instructions}
+        )
+        last = (await take(connection, "response.done"))[-1].response
+        assert last.usage.input_tokens > response.usage.input_tokens
 
 
-def test_telephone_speech_at_another_speed(stack: RunningStack) -> None:
+async def test_telephone_speech_at_another_speed(stack: RunningStack) -> None:
     url = stack.config["gateway"]["http"].replace("tcp:", "http:")
     codes = to_codes(np.frombuffer(SAID, "<i2")[::3], "pcmu")
     form = {"type": "audio/pcmu"}
 
-    async def scenario() -> None:
-        async with (
-            openai.AsyncOpenAI(
-                base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-            ) as ai,
-            ai.realtime.connect(model="omnirelay") as connection,
-        ):
-            audio = {"input": {"format": form}, "output": {"format": form, "speed": 1.5}}
-            settings: Any = {"type": "realtime", "audio": audio}
-            await connection.session.update(session=settings)
-            await take(connection, "session.updated")
-            await connection.input_audio_buffer.append(audio=base64.b64encode(codes).decode())
-            await connection.input_audio_buffer.commit()
-            await connection.response.create()
-            events = await take(connection, "response.done")
-            pieces = [base64.b64decode(e.delta) for e in events if e.type == "response.output_audio.delta"]
-            tokens = events[-1].response.usage.output_token_details.audio_tokens
-            assert tokens > 0
-            assert len(b"".join(pieces)) == -(-round(480 * tokens / 1.5) // 3)
-
-    run(scenario())
+    async with (
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        ) as ai,
+        ai.realtime.connect(model="omnirelay") as connection,
+    ):
+        audio = {"input": {"format": form}, "output": {"format": form, "speed": 1.5}}
+        settings: Any = {"type": "realtime", "audio": audio}
+        await connection.session.update(session=settings)
+        await take(connection, "session.updated")
+        await connection.input_audio_buffer.append(audio=base64.b64encode(codes).decode())
+        await connection.input_audio_buffer.commit()
+        await connection.response.create()
+        events = await take(connection, "response.done")
+        pieces = [base64.b64decode(e.delta) for e in events if e.type == "response.output_audio.delta"]
+        tokens = events[-1].response.usage.output_token_details.audio_tokens
+        assert tokens > 0
+        assert len(b"".join(pieces)) == -(-round(480 * tokens / 1.5) // 3)
 
 
 async def computed_early(url: str, count: int) -> None:
@@ -141,7 +123,7 @@ async def computed_early(url: str, count: int) -> None:
         await asyncio.sleep(0.05)
 
 
-def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers(
+async def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers(
     stack: RunningStack, processor: Processor, reference: Reference
 ) -> None:
     http = stack.config["gateway"]["http"]
@@ -176,12 +158,7 @@ def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers
         await nothing_held(url)
         return response.output[0].content[0].text, response.usage.input_token_details.cached_tokens
 
-    texts: list[tuple[str, int]] = []
-
-    async def note() -> None:
-        texts.append(await scenario())
-
-    run(note())
+    text, cached = await scenario()
     conversation = Conversation((Turn("system", (INSTRUCTIONS,)), Turn("user", (Item("audio", wav),))))
     (answer,) = reference.answers_to(
         processor.inputs(conversation),
@@ -201,13 +178,12 @@ def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transformers
             .done
         )
     assert done.text_token_ids == answer.text
-    (text, cached) = texts[0]
     assert text == done.text
     # Blocks are of 32 tokens at most: the first of them ends within the recording.
     assert 100 < cached < len(answer.prompt), (cached, len(answer.prompt))
 
 
-def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:
+async def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:
     url = stack.config["gateway"]["http"].replace("tcp:", "http:")
     tool: dict[str, Any] = {
         "type": "function",
@@ -220,32 +196,29 @@ def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:
         },
     }
 
-    async def scenario() -> None:
-        async with (
-            openai.AsyncOpenAI(
-                base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
-            ) as ai,
-            ai.realtime.connect(model="omnirelay") as connection,
-        ):
-            await connection.session.update(session=PUSH_TO_TALK)
-            listening = {"transcription": {"model": "whisper-1"}}
-            settings: Any = {"type": "realtime", "tools": [tool], "audio": {"input": listening}}
-            await connection.session.update(session=settings)
-            await connection.input_audio_buffer.append(audio=base64.b64encode(SAID).decode())
-            await connection.input_audio_buffer.commit()
-            await connection.response.create(response={"tool_choice": "required", "max_output_tokens": 64})
-            response = (await take(connection, "response.done"))[-1].response
-            if response.status == "completed":
-                [call] = response.output
-                assert call.name == "answer"
-                assert json.loads(call.arguments).keys() == {"yes"}
-                result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "thanks"}
-                await connection.conversation.item.create(item=result)
-            else:
-                # Without training, a model may fill its answer with white space, which JSON allows.
-                assert response.status == "incomplete"
-            transcript = "conversation.item.input_audio_transcription.completed"
-            assert isinstance((await take(connection, transcript))[-1].transcript, str)
-        await nothing_held(url)
-
-    run(scenario())
+    async with (
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        ) as ai,
+        ai.realtime.connect(model="omnirelay") as connection,
+    ):
+        await connection.session.update(session=PUSH_TO_TALK)
+        listening = {"transcription": {"model": "whisper-1"}}
+        settings: Any = {"type": "realtime", "tools": [tool], "audio": {"input": listening}}
+        await connection.session.update(session=settings)
+        await connection.input_audio_buffer.append(audio=base64.b64encode(SAID).decode())
+        await connection.input_audio_buffer.commit()
+        await connection.response.create(response={"tool_choice": "required", "max_output_tokens": 64})
+        response = (await take(connection, "response.done"))[-1].response
+        if response.status == "completed":
+            [call] = response.output
+            assert call.name == "answer"
+            assert json.loads(call.arguments).keys() == {"yes"}
+            result: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "thanks"}
+            await connection.conversation.item.create(item=result)
+        else:
+            # Without training, a model may fill its answer with white space, which JSON allows.
+            assert response.status == "incomplete"
+        transcript = "conversation.item.input_audio_transcription.completed"
+        assert isinstance((await take(connection, transcript))[-1].transcript, str)
+    await nothing_held(url)

@@ -12,9 +12,7 @@ from typing import NamedTuple
 import pytest
 
 from omnirelay import AudioEvent, Client, GenerateRequest, SamplingOverrides, TextEvent
-from omnirelay.errors import GatewayUnreachableError
 from shared.messages import STAGES, StageName
-from tests.support.http import Readings, get
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
 
@@ -171,49 +169,3 @@ def test_a_replica_that_is_told_to_stop_ends_well_and_costs_nobody_anything(
             assert process.wait(60) == 0
             assert client.status().resumes == before, "all could end in time"
     complete(stack, *STAGES)
-
-
-def test_the_only_replica_is_killed_and_the_answers_go_on_at_its_successor(
-    stack: Processes, undisturbed: list[Heard]
-) -> None:
-    complete(stack, *STAGES)
-    for stage in STAGES:
-        stack.kill(f"{stage} 2")
-    wait_until(lambda: stack.ready(1), "one replica of each is left", 60)
-    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
-        answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
-        wait_until(lambda: speaking(client), "eight streams run", 60)
-        stack.kill("talker")
-        stack.start("talker")
-        check([answer.result(120) for answer in answers], undisturbed)
-
-
-def test_a_gateway_that_is_killed_leaves_no_orphans_and_its_successor_serves(
-    stack: Processes, undisturbed: list[Heard]
-) -> None:
-    def outcome(client: Client, number: int) -> BaseException | None:
-        try:
-            listen(client, number)
-        except GatewayUnreachableError as error:
-            return error
-        return None
-
-    with Client(stack.address, reconnect_s=0) as client, ThreadPoolExecutor(STREAMS) as pool:
-        answers = [pool.submit(outcome, client, number) for number in range(STREAMS)]
-        wait_until(lambda: speaking(client), "eight streams run", 60)
-        stack.kill("gateway")
-        killed = time.monotonic()
-        assert all(isinstance(answer.result(120), GatewayUnreachableError) for answer in answers)
-        assert time.monotonic() - killed < 20
-    wait_until(lambda: all(held(stack, stage) == 0 for stage in STAGES), "no orphan is left", 30)
-    stack.start("gateway")
-    wait_until(lambda: stack.ready(1), "the stages have joined the new gateway", 60)
-    with Client(stack.address) as client:
-        check([listen(client, 1)], undisturbed[1:2])
-
-
-def held(stack: Processes, stage: str) -> float:
-    """Requests at a stage, as it says itself."""
-    metrics = get(stack.config["stages"][stage]["http"], "/metrics").metrics
-    read = Readings(metrics.values())
-    return sum(read("omnirelay_stage_requests", stage=stage, state=state) for state in ("running", "waiting"))

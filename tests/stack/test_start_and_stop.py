@@ -1,36 +1,15 @@
 """Starting the stack on a machine that is not right for it, and stopping it."""
 
 import socket
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 
 import psutil
 import pytest
-import yaml
 
 from omnirelay import AudioEvent, Client, SamplingOverrides
 from tests.support.stack import RunningStack, make_config
-
-
-@pytest.mark.long
-def test_a_second_thinker_on_the_same_address_ends_and_harms_nobody(
-    stack: RunningStack, tmp_path: Path
-) -> None:
-    path = tmp_path / "config.yaml"
-    path.write_text(yaml.safe_dump(stack.config), encoding="utf-8")
-    second = subprocess.run(
-        [sys.executable, "-m", "services.thinker", "--config", str(path)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert second.returncode == 1
-    assert "address_in_use" in second.stderr
-    assert stack.process.poll() is None
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ import yaml
 
 from shared.config import Config, load_config
 from shared.messages import STAGES
+from tests.support.children import ROOT
 
-ROOT: Final = Path(__file__).resolve().parents[2]
 MANIFESTS: Final = ROOT / "deploy" / "kubernetes"
 PROCESSES: Final = (*STAGES, "gateway")
 COMPONENT: Final = "app.kubernetes.io/component"

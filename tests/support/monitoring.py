@@ -4,12 +4,12 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Final
 
 import yaml
 
-ROOT: Final = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 RULES: Final = ROOT / "deploy/prometheus/rules.yml"
 DASHBOARD: Final = ROOT / "deploy/grafana/dashboards/omnirelay.json"
 PAGE: Final = ROOT / "docs/metrics.md"
@@ -41,12 +41,6 @@ def documented() -> dict[str, tuple[str, frozenset[str]]]:
     rows = ROW.findall(PAGE.read_text(encoding="utf-8").partition("\n## Gateway\n")[0])
     assert len(rows) == len({name for name, _, _ in rows})
     return {name: (kind, frozenset(re.findall(r"\w+", labels))) for name, kind, labels in rows}
-
-
-def documented_of_the_gateway() -> set[str]:
-    """The metrics of the gateway in the documentation."""
-    section = PAGE.read_text(encoding="utf-8").partition("\n## Gateway\n")[2]
-    return set(re.findall(r"^\| `(omnirelay_\w+)` \|", section, re.MULTILINE))
 
 
 def alerts() -> list[dict[str, Any]]:

@@ -13,10 +13,10 @@ import yaml
 from omnirelay import Client, StatusReport
 from omnirelay.errors import GatewayUnreachableError
 from shared.messages import STAGES
+from tests.support.children import ROOT
 from tests.support.stack import free_addresses, inherited
 
 START_S = 240.0
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def wait_until(condition: Callable[[], Any], what: str, within_s: float = START_S) -> float:

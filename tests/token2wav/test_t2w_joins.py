@@ -30,9 +30,9 @@ def trained(speaking_checkpoint) -> SynthesisEngine:
     return build_token2wav(TOKEN2WAV, speaking_checkpoint, max_batch_frames=2000, max_num_seqs=2)
 
 
-def chunks(engine, sizes, delivered=(), mode="stream") -> list[NDArray[np.float32]]:
+def chunks(engine, sizes, mode="stream") -> list[NDArray[np.float32]]:
     voice = VoiceSettings(seed=1013, speaker="Ethan")
-    stream = AudioStream(voice, ChunkingConfig(mode=mode), engine.geometry, sizes, delivered)
+    stream = AudioStream(voice, ChunkingConfig(mode=mode), engine.geometry, sizes)
     stream.extend(CODES)
     stream.end()
     made = []
@@ -71,13 +71,3 @@ def test_borders_do_not_click(trained: SynthesisEngine, sizes: list[int]) -> Non
     for samples in (whole, streamed):
         assert max(jump(samples, border) for border in borders) < 1.2
         assert max(burst(samples, border) for border in borders) < 2
-
-
-def test_a_resumed_stream_joins_what_was_delivered(trained: SynthesisEngine) -> None:
-    parts = chunks(trained, [12, 24])
-    frames = [part.size // 480 for part in parts]
-    for delivered in range(len(parts)):
-        resumed = chunks(trained, [12, 24], frames[:delivered])
-        assert len(resumed) == len(parts) - delivered
-        for part, again in zip(parts[delivered:], resumed, strict=True):
-            assert np.array_equal(part, again)

@@ -170,7 +170,7 @@ def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(
     scheduler, total = idle.scheduler, 12
     for number in range(total):
         codes, due = chance.choice((1, 5, 24, 60, 150)), now + chance.uniform(-5, 5)
-        idle.submit_chunk(str(number), oracle.chunk(codes, seed=number, due=due))
+        idle.submit_chunk(str(number), oracle.chunk(codes, seed=number, due=due, time_points=6))
     ended: list[str] = []
     left_out: Counter[str] = Counter()
     while idle.has_work:
@@ -466,7 +466,7 @@ def test_a_step_asks_once_whether_audio_is_finite(oracle, idle, pooler, monkeypa
 
     monkeypatch.setattr(pooler, "_outputs_of", profiled)
     for seed in range(5):
-        idle.submit_chunk(f"seed-{seed}", oracle.chunk(6, seed=seed))
+        idle.submit_chunk(f"seed-{seed}", oracle.chunk(6, seed=seed, time_points=3))
     assert len(collect(idle)) == 5
     assert made[-1] == 5
 

@@ -19,8 +19,8 @@ import yaml
 from shared.config import Config, load_config
 from shared.messages import STAGES
 from shared.sharing import stages_on
+from tests.support.children import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 COMPOSE: dict[str, Any] = yaml.safe_load((ROOT / "compose.yaml").read_text(encoding="utf-8"))
 GPU: dict[str, Any] = yaml.safe_load((ROOT / "compose.gpu.yaml").read_text(encoding="utf-8"))
 MPS: dict[str, Any] = yaml.safe_load((ROOT / "compose.mps.yaml").read_text(encoding="utf-8"))

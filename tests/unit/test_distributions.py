@@ -12,7 +12,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 SERVER = ("checkpoint", "gateway", "ops", "services", "shared")
 
 

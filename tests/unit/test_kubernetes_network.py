@@ -9,7 +9,8 @@ import yaml
 from scripts.prometheus_rule import RESOURCE, resource
 from shared.engine_defaults import CPU_BATCH
 from shared.messages import STAGES
-from tests.support.kubernetes import COMPONENT, PROCESSES, ROOT, VARIANTS, Rendered
+from tests.support.children import ROOT
+from tests.support.kubernetes import COMPONENT, PROCESSES, VARIANTS, Rendered
 
 EVERYTHING = "gpu, monitored and scaled"
 DNS = {

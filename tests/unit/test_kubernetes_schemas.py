@@ -3,7 +3,6 @@
 Those of KEDA and the Prometheus Operator are checked against schemas of the fields that we use.
 """
 
-import copy
 from functools import cache
 from typing import Any
 
@@ -12,7 +11,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from tests.support.kubernetes import ROOT, VARIANTS, Rendered, Resource
+from tests.support.children import ROOT
+from tests.support.kubernetes import VARIANTS, Rendered, Resource
 
 VERSIONS = ("1.36", "1.37")
 CUSTOM: dict[str, Any] = yaml.safe_load(
@@ -40,29 +40,3 @@ def check(resource: Resource, version: str) -> None:
 def test_every_resource_is_as_its_schema_says(variant: str, version: str) -> None:
     for resource in Rendered(variant).all:
         check(resource, version)
-
-
-@pytest.mark.parametrize("version", VERSIONS)
-def test_unknown_fields_missing_ones_and_wrong_types_are_refused(version: str) -> None:
-    kinds: dict[str, Resource] = {}
-    for variant in VARIANTS:
-        kinds |= {each["kind"]: each for each in Rendered(variant).all}
-    assert len(kinds) == 11
-    refused = jsonschema.ValidationError
-    for kind, resource in kinds.items():
-        part = "data" if kind == "ConfigMap" else "spec"
-        for change in ({"unknown": 1}, {part: "text"}, {"metadata": {"name": "a", "unknown": 1}}):
-            with pytest.raises(refused):
-                check({**resource, **change}, version)
-        if kind != "ConfigMap":
-            with pytest.raises(refused):
-                check({**resource, "spec": {**resource["spec"], "unknown": 1}}, version)
-    deployment = copy.deepcopy(kinds["Deployment"])
-    deployment["spec"]["template"]["spec"]["containers"][0]["readinessProbe"]["httpGet"]["pathh"] = "/"
-    with pytest.raises(refused):
-        check(deployment, version)
-
-
-def test_each_schema_of_ours_is_used() -> None:
-    used = {f"{each['apiVersion']} {each['kind']}" for variant in VARIANTS for each in Rendered(variant).all}
-    assert {name for name in CUSTOM["definitions"] if " " in name} <= used

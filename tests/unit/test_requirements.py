@@ -5,13 +5,13 @@ import re
 import tomllib
 from importlib import metadata
 from itertools import combinations
-from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 NAMES = ("cpu", "dev", "gateway", "webrtc", "audit", "quality", "cluster", "gpu")
 HASHED = [f"{name}.lock" for name in NAMES]
 CLIENTS = [f"clients/{path.name}" for path in sorted((ROOT / "requirements" / "clients").glob("*.lock"))]

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 SOURCES = [path for name in ("shared", "gateway", "services") for path in sorted((ROOT / name).rglob("*.py"))]
 UNSAFE_MODULES = {"cloudpickle", "copyreg", "dill", "joblib", "jsonpickle", "marshal", "pickle", "shelve"}
 UNSAFE_CALLS = {"eval", "exec", "recv_pyobj", "send_pyobj", "recv_serialized", "unsafe_load", "full_load"}
@@ -61,30 +62,6 @@ def offences(path: Path) -> Iterator[str]:
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))
 def test_nothing_that_comes_from_outside_can_become_code(path: Path) -> None:
     assert list(offences(path)) == []
-
-
-def test_the_check_would_see_it(tmp_path: Path) -> None:
-    lines = [
-        "import pickle",
-        "from torch import load; import dill.source",
-        "socket.recv_pyobj()",
-        "eval(text)",
-        "torch.load(file)",
-        "torch.load(file, weights_only=False)",
-        "yaml.load(text)",
-        "yaml.load(text, yaml.Loader)",
-        "class L(yaml.Loader): pass\nyaml.load(text, L)",
-        "subprocess.run(text, shell=True)",
-        "AutoModel.from_pretrained(name, trust_remote_code=True)",
-    ]
-    for line in lines:
-        (tmp_path / "bad.py").write_text(line)
-        assert len(list(offences(tmp_path / "bad.py"))) == 1, line
-    (tmp_path / "good.py").write_text(
-        "model.eval()\ntorch.load(file, weights_only=True)\nyaml.safe_load(text)\n"
-        "class L(yaml.SafeLoader): pass\nyaml.load(text, L)"
-    )
-    assert list(offences(tmp_path / "good.py")) == []
 
 
 @pytest.mark.parametrize("path", SOURCES, ids=lambda path: str(path.relative_to(ROOT)))

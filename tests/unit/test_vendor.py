@@ -2,9 +2,9 @@
 
 import re
 import subprocess
-from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[2]
+from tests.support.children import ROOT
+
 FOLDER = ROOT / "gateway" / "http" / "page" / "static" / "vendor"
 
 

@@ -216,6 +216,8 @@ class CallParser:
     several: bool = True
     calls: int = 0
     _held: str = field(default="", init=False)
+    # Before it the end of a call that has begun does not begin.
+    _searched: int = field(default=0, init=False)
     _is_text: bool = field(default=False, init=False)
 
     @property
@@ -238,9 +240,10 @@ class CallParser:
             self._held = ""
             return found
         while (begin := self._held.find(BEGIN)) >= 0:
-            end = self._held.find(END, begin)
+            end = self._held.find(END, max(begin, self._searched))
             if end < 0 and not last:
                 break
+            self._searched = 0
             before = self._held[:begin]
             # White space before a call is not shown.
             said = before.rstrip()
@@ -254,6 +257,7 @@ class CallParser:
         if shown and not (last and self.calls and not self._held.strip()):
             found.append(self._held[:shown])
         self._held = self._held[shown:]
+        self._searched = len(self._held) - len(END)
         return found
 
     def written(self, text: str) -> str:

@@ -37,7 +37,7 @@ class RealtimeConversation:
                 f"Error adding item: an item with id {item.id!r} already exists.", "item.id"
             )
         at = len(self._items) if after is None else 0 if after == "root" else self._index(after) + 1
-        if problem := self._excess([item]):
+        if problem := self._excess(1, item.weight, Counter(media_kinds(item))):
             raise MediaTooLargeError(problem)
         item.keep(self._held, hold)
         self._items.insert(at, item)
@@ -45,8 +45,14 @@ class RealtimeConversation:
 
     def make_room(self) -> list[Item]:
         """Delete the oldest items until the others are within the limits, and return those deleted."""
-        deleted = []
-        while len(self._items) > 1 and self._excess(self._items):
+        sizes = [(item.weight, media_kinds(item)) for item in self._items]
+        weight = sum(each for each, _ in sizes)
+        kinds = Counter(kind for _, each in sizes for kind in each)
+        deleted: list[Item] = []
+        while len(self._items) > 1 and self._excess(len(self._items), weight, kinds):
+            oldest_weight, oldest_kinds = sizes[len(deleted)]
+            weight -= oldest_weight
+            kinds.subtract(oldest_kinds)
             deleted.append(self._items.pop(0))
             deleted[-1].release()
         return deleted
@@ -90,15 +96,13 @@ class RealtimeConversation:
                 return at
         raise unknown(f"there is no item {item_id[:64]!r}", "item_id")
 
-    def _excess(self, items: list[Item]) -> str | None:
-        """Say which limit of a request the items exceed; none if none."""
-        counts = Counter(kind for item in items for kind in media_kinds(item))
-        for kind, count in counts.items():
+    def _excess(self, number: int, weight: int, kinds: Counter[str]) -> str | None:
+        """Say which limit of a request so many items exceed; none if none."""
+        for kind, count in kinds.items():
             limit: int = getattr(self._media, f"max_{kind}s")
             if count > limit:
                 return f"{count} items of kind {kind}, the limit is {limit} (media.max_{kind}s)"
-        weight = sum(item.weight for item in items)
         most = self._media.max_request_bytes
         if weight > most:
             return f"{weight} bytes, the limit is {most} (media.max_request_bytes)"
-        return f"{len(items)} items, the limit is {MAX_ITEMS}" if len(items) > MAX_ITEMS else None
+        return f"{number} items, the limit is {MAX_ITEMS}" if number > MAX_ITEMS else None

@@ -17,7 +17,7 @@ from omnirelay.errors import StageStartError
 from ops.doctor import checkpoint, machine, software
 from shared.config import Config
 from shared.devices import EngineReport
-from tests.gateway.bench import bench, run
+from tests.gateway.bench import bench
 from tests.gateway.doctor.model_files import write_model
 from tests.support.ports import free_ports
 
@@ -151,22 +151,19 @@ def test_a_check_that_fails_does_not_hide_the_others(
     assert findings["ports"][0]["level"] == "ok"
 
 
-def test_a_running_omnirelay(
+async def test_a_running_omnirelay(
     configure: Callable[..., Config],
     request: pytest.FixtureRequest,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            # Made now, so that none of its free ports is one of those in use.
-            config_file: Path = request.getfixturevalue("config_file")
-            monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", b.listen)
-            findings = await asyncio.to_thread(examine, capsys, config_file, 0)
-            assert "OmniRelay runs at" in findings["ports"][0]["what"]
-            assert "are running" in findings["memory"][0]["what"]
-
-    run(scenario())
+    async with bench(configure()) as b:
+        # Made now, so that none of its free ports is one of those in use.
+        config_file: Path = request.getfixturevalue("config_file")
+        monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", b.listen)
+        findings = await asyncio.to_thread(examine, capsys, config_file, 0)
+        assert "OmniRelay runs at" in findings["ports"][0]["what"]
+        assert "are running" in findings["memory"][0]["what"]
 
 
 def test_it_loads_no_model_library() -> None:

@@ -15,7 +15,7 @@ from ops.doctor import network
 from ops.doctor.finding import Finding
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import bench, make_config, run
+from tests.gateway.bench import bench, make_config
 from tests.support.ports import free_ports
 from tests.support.stack import merge
 
@@ -82,39 +82,30 @@ def test_a_port_that_another_program_uses_is_named_with_the_program() -> None:
     assert "stages.talker.inbox" in finding.advice
 
 
-def test_the_gateways_port_used_by_something_that_is_no_gateway() -> None:
-    async def scenario() -> None:
-        async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            writer.write(b"SSH-2.0-other\r\n")
-            writer.close()
+async def test_the_gateways_port_used_by_something_that_is_no_gateway() -> None:
+    async def greet(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        writer.write(b"SSH-2.0-other\r\n")
+        writer.close()
 
-        async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
-            config = configured(listen=f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-            (finding,) = await asyncio.to_thread(ports, config)
-            assert finding.level == "problem"
-            assert "gateway.listen" in finding.what
-
-    run(scenario())
+    async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
+        config = configured(listen=f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
+        (finding,) = await asyncio.to_thread(ports, config)
+        assert finding.level == "problem"
+        assert "gateway.listen" in finding.what
 
 
-def test_ports_held_by_a_running_omnirelay(configure: Callable[..., Config]) -> None:
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            (finding,) = await asyncio.to_thread(ports, b.config)
-            assert finding.level == "ok"
-            assert f"gateway pid {os.getpid()}: thinker ready, talker ready, token2wav ready" in finding.what
-
-    run(scenario())
+async def test_ports_held_by_a_running_omnirelay(configure: Callable[..., Config]) -> None:
+    async with bench(configure()) as b:
+        (finding,) = await asyncio.to_thread(ports, b.config)
+        assert finding.level == "ok"
+        assert f"gateway pid {os.getpid()}: thinker ready, talker ready, token2wav ready" in finding.what
 
 
-def test_an_omnirelay_whose_stages_are_not_ready(configure: Callable[..., Config]) -> None:
-    async def scenario() -> None:
-        async with bench(configure(), ready=False, alive=()) as b:
-            (finding,) = await asyncio.to_thread(ports, b.config)
-            assert finding.level == "warning"
-            assert "thinker starting" in finding.what
-
-    run(scenario())
+async def test_an_omnirelay_whose_stages_are_not_ready(configure: Callable[..., Config]) -> None:
+    async with bench(configure(), ready=False, alive=()) as b:
+        (finding,) = await asyncio.to_thread(ports, b.config)
+        assert finding.level == "warning"
+        assert "thinker starting" in finding.what
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 64 + ".example"])

@@ -10,8 +10,8 @@ from omnirelay.errors import StageStartError
 from ops.doctor import software
 from ops.doctor.finding import Finding
 from shared.devices import EngineReport
+from tests.support.children import ROOT
 
-ROOT = Path(__file__).resolve().parents[3]
 REPORT = EngineReport(torch="2.13.0+cpu", cuda=None, vllm="0.32.0", platform="cpu")
 
 
