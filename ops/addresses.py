@@ -3,7 +3,7 @@
 import errno
 import os
 import socket
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -11,15 +11,16 @@ from typing import Final
 from pydantic import BaseModel
 
 from omnirelay.errors import AddressInUseError
-from ops.replicas import own_addresses
 from shared.config import ENV_PREFIX, Config
-from shared.messages import STAGES
+from shared.messages import STAGES, StageName
 
 MAX_SOCKET_PATH: Final = 107
 """The kernel's limit for a Unix socket."""
 ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
 MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
 """What each process runs, ``python -m MODULE``."""
+HTTP_PORTS_APART: Final = 10
+"""Distance of a replica's HTTP port from the one before."""
 _LISTENS: Final = "0A"
 """State of a listening socket in ``/proc/net/tcp``."""
 
@@ -68,6 +69,26 @@ def addresses(config: Config) -> Iterator[tuple[str, str]]:
             for name, address in own_addresses(config, stage, number).items():
                 if address is not None and not address.endswith(":*"):
                     yield f"stages.{stage}.{name} (replica {number})", address
+
+
+def variables(section: str, values: Mapping[str, str | None]) -> dict[str, str]:
+    """Environment variables that set keys of a section of the configuration; None is ``null``."""
+    prefix = f"{ENV_PREFIX}{section.replace('.', '__').upper()}__"
+    return {f"{prefix}{key.upper()}": value or "null" for key, value in values.items()}
+
+
+def own_addresses(config: Config, name: StageName, number: int) -> dict[str, str | None]:
+    """Return ``inbox`` and ``http`` of a further replica; ``number`` counts from 2."""
+    stage = config.stage(name)
+    if stage.inbox.startswith("ipc://"):
+        inbox = f"{stage.inbox}.{number}"
+    else:
+        inbox = f"{stage.inbox.rpartition(':')[0]}:*"
+    http = None
+    if stage.http is not None:
+        host, _, port = stage.http.rpartition(":")
+        http = f"{host}:{int(port) + HTTP_PORTS_APART * (number - 1)}"
+    return {"inbox": inbox, "http": http}
 
 
 def _written(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -22,10 +22,9 @@ from omnirelay.errors import (
     StageStartError,
 )
 from omnirelay.tasks import first_of
-from ops.addresses import MODULES, require_free
+from ops.addresses import MODULES, own_addresses, require_free, variables
 from ops.child import STOP_S, Child, last_words
 from ops.console import announce, console
-from ops.replicas import own_addresses, variables
 from ops.target import probe_target
 from shared.config import ENV_PREFIX, Config
 from shared.ending import TOGETHER_S

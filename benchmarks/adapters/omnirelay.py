@@ -29,9 +29,8 @@ from omnirelay import (
     TextEvent,
 )
 from omnirelay.errors import OmniRelayError
-from ops.addresses import MODULES
+from ops.addresses import HTTP_PORTS_APART, MODULES
 from ops.launcher import Stack, running
-from ops.replicas import HTTP_PORTS_APART
 from services.families.known import family_of, read_config
 from services.families.sizes import DTYPE_BYTES, dtype_of
 from shared.config import Config

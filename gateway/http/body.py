@@ -94,10 +94,11 @@ def read_object(body: bytearray) -> dict[str, Any]:
 def find(body: bytearray, mark: bytes, start: int = 0, end: int | None = None) -> int:
     """Do ``body.find`` in pieces, so that other threads can run in between."""
     end = len(body) if end is None else end
-    for at in range(start, end, SEARCHED):
-        found = body.find(mark, at, min(at + SEARCHED + len(mark) - 1, end))
+    while start < end:
+        found = body.find(mark, start, min(start + SEARCHED + len(mark) - 1, end))
         if found >= 0:
             return found
+        start += SEARCHED
     return -1
 
 

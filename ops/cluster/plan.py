@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from omnirelay.errors import ConfigError
 from omnirelay.protocol import tcp_address
-from ops.replicas import variables
+from ops.addresses import variables
 from shared.config import (
     ENV_PREFIX,
     Config,

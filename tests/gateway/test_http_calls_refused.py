@@ -9,17 +9,28 @@ import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from ipaddress import IPv4Address
+from types import SimpleNamespace
 from typing import Any
 
 import httpx
 import pytest
+from aiortc import RTCRtpSender
 from aiortc.rtcsctptransport import DataChunk, RTCSctpTransport, SackChunk
-from aiortc.rtp import RtpPacket
+from aiortc.rtp import RTCP_RTPFB_NACK, RtcpRtpfbPacket, RtpPacket
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from gateway.http.realtime.webrtc.call import SpeechTrack
-from gateway.http.realtime.webrtc.peer import MAX_SDP_BYTES, Peer, advertise, read_offer, restrict_messages
+from gateway.http.realtime.webrtc.peer import (
+    MAX_DATAGRAM,
+    MAX_SDP_BYTES,
+    Peer,
+    advertise,
+    read_offer,
+    restrict,
+    restrict_messages,
+    send_once,
+)
 from omnirelay.errors import InvalidRequestError
 from shared.config.gateway import WebRtcConfig
 from tests.gateway.bench import Configure
@@ -381,6 +392,39 @@ def test_what_was_never_sent_is_not_acknowledged() -> None:
         assert not ended.is_set()
 
     asyncio.run(scenario())
+
+
+def test_no_packet_of_speech_is_sent_again() -> None:
+    """One datagram asked for 6,000 packets."""
+
+    async def scenario() -> None:
+        sender, again = RTCRtpSender("audio", SimpleNamespace(state="new")), list[int]()  # type: ignore[arg-type]
+
+        async def retransmit(sequence_number: int) -> None:
+            again.append(sequence_number)
+
+        sender._retransmit = retransmit  # type: ignore[method-assign]
+        lost = RtcpRtpfbPacket(RTCP_RTPFB_NACK, 1, sender._ssrc, lost=[1] * 6000)
+        await sender._handle_rtcp_packet(lost)
+        assert len(again) == 6000
+        send_once(sender)
+        await sender._handle_rtcp_packet(lost)
+        assert len(again) == 6000
+
+    asyncio.run(scenario())
+
+
+def test_datagrams_are_as_long_as_a_network_carries() -> None:
+    taken: list[int] = []
+    connection = SimpleNamespace(
+        get_component_candidates=None,
+        request_received=None,
+        data_received=lambda data, _: taken.append(len(data)),
+    )
+    restrict(SimpleNamespace(state="completed", _connection=connection), [])  # type: ignore[arg-type]
+    for size in (MAX_DATAGRAM, MAX_DATAGRAM + 1):
+        connection.data_received(bytes(size), 1)
+    assert taken == [MAX_DATAGRAM]
 
 
 @pytest.mark.parametrize("attack", [open_channels, many_sources, endless_message, many_parts, many_streams])

@@ -127,6 +127,6 @@ def _strings(body: bytearray) -> Iterator[tuple[int, int]]:
 
 def _is_escaped(body: bytearray, at: int) -> bool:
     first = at
-    while body[first - 1 : first] == BACKSLASH:
+    while body[first - 1] == BACKSLASH[0]:
         first -= 1
     return (at - first) % 2 == 1

@@ -12,8 +12,8 @@ from typing import Final, Protocol
 import msgspec
 
 from omnirelay.client.transport.outbox import Outbox, Pieces, UploadProgress
-from omnirelay.client.transport.tls import client_context
 from omnirelay.errors import (
+    ConfigError,
     GatewayUnreachableError,
     MessageError,
     OmniRelayError,
@@ -215,9 +215,17 @@ class Connection:
         return await report
 
     def _context(self) -> ssl.SSLContext:
+        """The SSL context; ConfigError if the CA file is unusable."""
         if isinstance(self._ca, ssl.SSLContext):
             return self._ca
-        return client_context(Path(self._ca) if self._ca is not None else None)
+        try:
+            return ssl.create_default_context(cafile=self._ca)
+        except ssl.SSLError as error:
+            raise ConfigError(f"{self._ca} holds no certificates in PEM: {error.reason or error}") from error
+        except OSError as error:
+            raise ConfigError(
+                f"cannot read the authority's certificate {self._ca}: {error.strerror}"
+            ) from error
 
     def _connected(self) -> Outbox:
         if self.ended is not None:

@@ -21,6 +21,7 @@ from aiortc import (
 )
 from aiortc.exceptions import InternalError, InvalidAccessError, OperationError
 from aiortc.rtcsctptransport import Chunk, SackChunk
+from aiortc.rtp import AnyRtcpPacket, RtcpRtpfbPacket
 
 from gateway.http.connection import ClientGoneError
 from omnirelay.errors import InvalidRequestError
@@ -147,6 +148,8 @@ def _invalid(problem: str) -> InvalidRequestError:
 
 MAX_ADDRESSES: Final = 16
 """From which a client may send checks: each is answered by checks of our own."""
+MAX_DATAGRAM: Final = 2048
+"""More than networks carry in one piece, and than a client's media and messages have."""
 MAX_EARLY: Final = 64
 """Datagrams that are kept until the connection is there."""
 
@@ -192,6 +195,8 @@ class _Restricted:
 
     def data_received(self, data: bytes, component: int) -> None:
         """Take a datagram of the connection, or one of a few before it is there."""
+        if len(data) > MAX_DATAGRAM:
+            return
         if self._transport.state != "completed":
             self._early += 1
             if self._early > MAX_EARLY:
@@ -225,6 +230,17 @@ def restrict_messages(sctp: RTCSctpTransport, end: Callable[[], None]) -> None:
             await receive(chunk)
 
     sctp._receive_chunk = take  # type: ignore[method-assign]
+
+
+def send_once(sender: RTCRtpSender) -> None:
+    """Send no packet of speech again: none is agreed on, and one datagram can ask for thousands."""
+    handle = sender._handle_rtcp_packet
+
+    async def take(packet: AnyRtcpPacket) -> None:
+        if not isinstance(packet, RtcpRtpfbPacket):
+            await handle(packet)
+
+    sender._handle_rtcp_packet = take  # type: ignore[method-assign]
 
 
 CHANNEL: Final = "oai-events"
@@ -273,6 +289,7 @@ class Peer:
         # Without an empty list aiortc asks a public STUN server.
         self._connection = RTCPeerConnection(RTCConfiguration(iceServers=[]))
         voice = self._connection.addTransceiver(track)
+        send_once(voice.sender)
         codecs = RTCRtpSender.getCapabilities("audio").codecs
         voice.setCodecPreferences([each for each in codecs if each.mimeType == "audio/opus"])
         self._connection.on("track", self._on_track)
