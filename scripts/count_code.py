@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("omnirelay", "shared", "gateway", "services", "checkpoint", "ops")
 TRAINING = "labs/training"
-BUDGETS = {"product": 29_700, "training": 2_410, "benchmarks": 4_260, "tests": 47_650, "files": 1_204}
+BUDGETS = {"product": 29_650, "training": 2_410, "benchmarks": 4_260, "tests": 46_450, "files": 1_210}
 """Most lines of code; ``files`` is the number of files in git."""
 _NO_CODE = {
     tokenize.COMMENT,
