@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
 from vllm.v1.sample.logits_processor import BatchUpdate
@@ -59,6 +59,7 @@ def kept_of(request: Request, logits: torch.Tensor) -> torch.Tensor:
     seed=st.integers(0, 2**16),
     scale=st.sampled_from([0.1, 1.0, 5.0]),
 )
+@example(request=(0, 0.9999999999999999), seed=0, scale=5.0)
 def test_keeps_what_vllm_s_sampler_keeps(request, seed, scale):
     logits = random_logits(1, seed, scale)
     kept = kept_of(request, logits[0])

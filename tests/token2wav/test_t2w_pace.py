@@ -3,7 +3,7 @@
 import math
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure.answer import play
@@ -40,12 +40,18 @@ def fast_costs(draw) -> Cost:
 @given(
     rate=st.floats(1.05 * 50, 400), seconds=st.floats(0.02, 30), cost=fast_costs(), margin_s=st.floats(0, 2)
 )
+@example(rate=53.0, seconds=3.09375, cost=cost_of(0.0, 0.096), margin_s=0.03125)
 @settings(deadline=None, max_examples=80)
 def test_no_gaps_at_a_rate_of_real_time(rate, seconds, cost, margin_s):
-    """From a twentieth above it, when one block can be synthesized in four fifths of its time."""
+    """From a twentieth above it, when one block can be synthesized in four fifths of its time.
+
+    The last chunk may have nearly two blocks, as a chunk of one needs a whole look-ahead: where synthesis
+    is hardly faster than speech, it may come late by what it takes longer than one block.
+    """
     arrivals = steady(max(seconds, FRAME_S), rate)
     made = simulate(arrivals, cost, margin_s=margin_s)
-    assert heard(made) == (0, 0.0)
+    assert heard(made[:-1]) == (0, 0.0)
+    assert heard(made)[1] <= max(0.0, cost(made[-1][1]) - cost(BLOCK)) + 1e-9
     assert sum(frames for _, frames in made) == len(arrivals)
     # The first chunk did not wait.
     assert made[0][0] == pytest.approx(arrivals[min(2 * BLOCK, len(arrivals)) - 1] + cost(made[0][1]))

@@ -91,9 +91,10 @@ class _Group:
         candidates, ids = logits.topk(min(self._most, logits.shape[1]), dim=-1)
         among = torch.arange(candidates.shape[1], device=logits.device) < self._top_k
         probabilities = candidates.masked_fill(~among, -torch.inf).softmax(dim=-1)
-        before = probabilities.cumsum(dim=-1) - probabilities
-        kept = among & (before < self._top_p)
-        # The likeliest is kept whatever rounding does to the sum before it.
+        # Summed from the least likely on, as vLLM does: nothing small is lost beside a sum near 1.
+        rest = probabilities.flip(-1).cumsum(dim=-1).flip(-1)
+        kept = among & (rest > 1 - self._top_p)
+        # The likeliest is kept whatever rounding does to the sum of all.
         kept[:, 0].fill_(True)
         least = candidates.masked_fill(~kept, torch.inf).amin(dim=-1, keepdim=True)
         return candidates.masked_fill_(candidates < least, -torch.inf), ids
