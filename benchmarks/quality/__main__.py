@@ -15,8 +15,9 @@ from benchmarks.quality.figures import Score, answer_figures, speech_figures
 from benchmarks.quality.reference import Oracle
 from benchmarks.quality.requests import Asked, held_out_requests
 from labs.training.data.corpus import SENTENCES, VOICES
+from labs.training.data.dialogues import texts_to_read
 from labs.training.data.synthesis import synthesize
-from labs.training.data.world import spoken_sentences
+from labs.training.data.world import spoken_sentences, word_sequences
 from labs.training.measure.recognizer import Recognizer
 from omnirelay.errors import OmniRelayError
 from omnirelay.values import SAMPLE_RATE
@@ -34,6 +35,7 @@ class Listening:
     def __init__(self) -> None:
         seen, _ = spoken_sentences(SENTENCES)
         self.hear = Recognizer(seen).hear
+        self.hear_texts = Recognizer([*seen, *word_sequences(1_600), *texts_to_read(3_000)]).hear
 
     def say(self, speaker: str, text: str) -> Samples:
         """Say a text as a voice of the checkpoint was taught to."""
@@ -41,7 +43,7 @@ class Listening:
 
     def figures(self, streamed: Sequence[SpokenReply], offline: Sequence[SpokenReply]) -> list[Score]:
         """Return all figures of some replies."""
-        speech = speech_figures(streamed, offline, list(VOICES), self.hear, self.say)
+        speech = speech_figures(streamed, offline, list(VOICES), self.hear, self.hear_texts, self.say)
         return [*answer_figures(streamed), *speech]
 
 

@@ -117,6 +117,7 @@ def speech_figures(
     offline: Sequence[SpokenReply],
     speakers: Sequence[str],
     hear: Hear,
+    hear_texts: Hear,
     say: Say,
 ) -> list[Score]:
     """Return how well the speech of replies is understood, ends, and is told apart.
@@ -126,6 +127,7 @@ def speech_figures(
         offline: The same questions, spoken in one piece; may be none.
         speakers: The voices.
         hear: The listener.
+        hear_texts: One that expects words in any order.
         say: What the voices are learnt from.
     """
     hear = _remembering(hear)
@@ -150,7 +152,9 @@ def speech_figures(
             compared = [reply for reply in ours if reply.asked in {each.asked for each in theirs}]
             found += [whole, _errors(f"word error: streamed, same, {speaker}", _said(compared), hear, bound)]
     if read:
-        found.append(_errors("word error: texts read aloud", _said(read), hear, MOST_READ_ERROR))
+        natural_texts = [(reply.text, say(reply.asked.speaker, reply.text)) for reply in read]
+        found.append(_errors("word error: texts read by the synthesizer", natural_texts, hear_texts, None))
+        found.append(_errors("word error: texts read aloud", _said(read), hear_texts, MOST_READ_ERROR))
     if long:
         found.append(_errors("word error: after long conversations", _said(long), hear, MOST_WORD_ERROR))
     for kind, begins in SENTENCES.items():

@@ -95,7 +95,7 @@ def test_speech_is_heard_compared_and_told_apart() -> None:
     def hear(samples: Samples) -> str:
         return written.get(samples.tobytes(), "my name is")
 
-    found = {each.name: each for each in speech_figures(streamed, offline, SPEAKERS, hear, say)}
+    found = {each.name: each for each in speech_figures(streamed, offline, SPEAKERS, hear, hear, say)}
     assert found["word error: the synthesizer, Ethan"].count == 0
     assert (found["word error: streamed, Ethan"].count, found["word error: streamed, Ethan"].of) == (1, 15)
     assert found["word error: streamed, Chelsie"].kept
