@@ -22,7 +22,7 @@ DRAIN_S: Final = 30.0
 """How long the rest of a body is read after the answer: a client that is still sending would lose it."""
 DRAIN_BYTES: Final = 2**28
 """How much of it is read."""
-READ_BYTES: Final = 2**13
+READ_BYTES: Final = 2**14
 """Read of a connection at once: of chunks or frames of one byte the parsers take 3 ms for each 1000 bytes."""
 STALL_S: Final = 60.0
 """How long a client may read nothing while data wait for it."""
