@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from functools import partial
 from ipaddress import IPv4Address
 from types import SimpleNamespace
 from typing import Any
@@ -339,33 +340,23 @@ async def many_sources(c: Caller) -> None:
         await transport._send_rtp(packet.serialize())
 
 
-async def endless_message(c: Caller) -> None:
+async def send_chunks(
+    c: Caller, count: int, *, apart: int = 1, streams: bool = False, data: bytes = b"x"
+) -> None:
+    """Send parts of messages: all of one, unless they are numbers ``apart`` or have streams of their own."""
     sctp = c.connection.sctp
     assert sctp is not None
-    for number in range(2200):
+    for number in range(count):
         chunk = DataChunk()
-        chunk.tsn, chunk.stream_id, chunk.user_data = sctp._local_tsn + number, 1, bytes(1000)
+        chunk.tsn, chunk.user_data = sctp._local_tsn + apart * number + apart - 1, data
+        chunk.stream_id = number + 100 if streams else 1
         await sctp._send_chunk(chunk)
         await asyncio.sleep(0)
 
 
-async def many_parts(c: Caller) -> None:
-    sctp = c.connection.sctp
-    assert sctp is not None
-    for number in range(2200):
-        chunk = DataChunk()
-        chunk.tsn, chunk.stream_id, chunk.user_data = sctp._local_tsn + 2 * number + 1, 1, b"x"
-        await sctp._send_chunk(chunk)
-        await asyncio.sleep(0)
-
-
-async def many_streams(c: Caller) -> None:
-    sctp = c.connection.sctp
-    assert sctp is not None
-    for number in range(40):
-        chunk = DataChunk()
-        chunk.tsn, chunk.stream_id, chunk.user_data = sctp._local_tsn + number, number + 100, b"x"
-        await sctp._send_chunk(chunk)
+endless_message = partial(send_chunks, count=2200, data=bytes(1000))
+many_parts = partial(send_chunks, count=2200, apart=2)
+many_streams = partial(send_chunks, count=40, streams=True)
 
 
 def test_what_was_never_sent_is_not_acknowledged() -> None:
@@ -427,7 +418,11 @@ def test_datagrams_are_as_long_as_a_network_carries() -> None:
     assert taken == [MAX_DATAGRAM]
 
 
-@pytest.mark.parametrize("attack", [open_channels, many_sources, endless_message, many_parts, many_streams])
+@pytest.mark.parametrize(
+    "attack",
+    [open_channels, many_sources, endless_message, many_parts, many_streams],
+    ids=["channels", "sources", "an endless message", "many parts", "many streams"],
+)
 async def test_clients_that_fill_memory_are_disconnected(
     configure: Configure, monkeypatch: pytest.MonkeyPatch, attack: Callable[[Caller], Awaitable[None]]
 ) -> None:

@@ -66,6 +66,15 @@ async def answered(b: HttpBench, page: Page, question: str, text: str) -> ThinkR
     return request
 
 
+async def half_answered(b: HttpBench, page: Page) -> ThinkRequest:
+    """Ask the first question, and begin to answer it."""
+    await ask(page, "First")
+    request = await b.stages.request(0)
+    await b.stages.text(request.request_id, 0, b.encode("A half"))
+    await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
+    return request
+
+
 async def text_only(page: Page) -> None:
     await page.js("document.getElementById('voice').value = '(text only)'")
 
@@ -130,10 +139,7 @@ async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before
 async def test_a_failed_answer_is_retried_in_its_place(before: Before) -> None:
     async with before() as (b, page):
         await text_only(page)
-        await ask(page, "First")
-        request = await b.stages.request(0)
-        await b.stages.text(request.request_id, 0, b.encode("A half"))
-        await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
+        request = await half_answered(b, page)
         await b.stages.fail(request.request_id, "thinker", "internal", "the engine failed")
         await page.until(f"{STATE} === 'failed'")
         await answered(b, page, "Second", "Two")
@@ -150,10 +156,7 @@ async def test_a_killed_gateway_is_noticed_at_once_and_waiting_for_its_successor
 ) -> None:
     async with before() as (b, page):
         await text_only(page)
-        await ask(page, "First")
-        request = await b.stages.request(0)
-        await b.stages.text(request.request_id, 0, b.encode("A half"))
-        await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
+        await half_answered(b, page)
         await b.process.stop()
         await page.until("document.getElementById('stack').dataset.state === 'away'", seconds=10)
         assert await page.js(f"{STATE}") is None
