@@ -1,34 +1,62 @@
 """Qwen3-Omni in processes of its own, asked over TCP, while a stage is killed."""
 
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from checkpoint.qwen3_omni import TINY, write_qwen3_omni
 from omnirelay import AudioEvent, Client, DoneEvent, GenerateRequest, SamplingOverrides
 from shared.messages import STAGES
 from tests.qwen3_omni.tiny import Reference, prompt_of
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
+from tests.support.workers import TWO
 
 pytestmark = pytest.mark.long
 TEXT, FRAMES = 6, 40
 TOLERANCE = 1e-4
 
 
-@pytest.fixture(scope="module")
-def processes(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
-    config = make_config(checkpoint, gateway={"resume_wait_s": 120.0})
-    with Processes(config, tmp_path_factory.mktemp("run")) as running:
+WORKERS = {name: {"engine": TWO, "threads": 2} for name in ("thinker", "talker")}
+EXPERTS = {"moe_intermediate_size": 64}
+WIDE = replace(TINY, text={**TINY.text, **EXPERTS}, talker={**TINY.talker, **EXPERTS})
+"""Two workers can divide it."""
+
+
+@contextmanager
+def served(directory: Path, place: Path, **keys: Any) -> Iterator[Processes]:
+    config = make_config(directory, gateway={"resume_wait_s": 120.0}, **keys)
+    with Processes(config, place) as running:
         for name in ("gateway", *STAGES):
             running.start(name)
         wait_until(running.ready, "the stages are ready")
         yield running
 
 
+@pytest.fixture(scope="module")
+def processes(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
+    with served(checkpoint, tmp_path_factory.mktemp("run")) as running:
+        yield running
+
+
 @pytest.mark.parametrize("victim", [None, "talker", "token2wav"])
 def test_an_answer_is_the_references(processes: Processes, reference: Reference, victim: str | None) -> None:
+    check_answer(processes, reference, victim)
+    wait_until(processes.ready, "the stages are ready again")
+
+
+def test_an_answer_of_two_workers_each_is_the_references(tmp_path: Path) -> None:
+    write_qwen3_omni(tmp_path / "wide", WIDE)
+    with served(tmp_path / "wide", tmp_path, stages=WORKERS) as running:
+        check_answer(running, Reference(tmp_path / "wide"))
+
+
+def check_answer(processes: Processes, reference: Reference, victim: str | None = None) -> None:
     prompt = prompt_of(40, 41, 42)
     request = GenerateRequest(
         prompt_token_ids=prompt,
@@ -53,4 +81,3 @@ def test_an_answer_is_the_references(processes: Processes, reference: Reference,
     audio = np.concatenate(heard)
     assert audio.shape == spoken.samples.shape
     assert np.abs(audio - spoken.samples.numpy()).max() < TOLERANCE
-    wait_until(processes.ready, "the stages are ready again")

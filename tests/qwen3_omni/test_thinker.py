@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from checkpoint.qwen3_omni import TINY, write_qwen3_omni
-from omnirelay.errors import CheckpointError, InvalidRequestError, UnknownSpeakerError
+from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError, UnknownSpeakerError
 from ops.doctor.checkpoint import examine
 from services.families.known import read_config, require_family
 from services.families.qwen3_omni import QWEN3_OMNI
 from services.families.qwen3_omni.thinker.family import THINKER
 from services.families.qwen3_omni.thinker.track import Roles
-from services.families.sizes import need_of, read_model
+from services.families.sizes import need_of, read_model, require_divisible
 from shared.config import Config
 from shared.devices import Gpu
 from shared.messages import Resume, TextSampling, ThinkRequest
@@ -196,7 +196,10 @@ def test_the_family_is_known(checkpoint: Path, tmp_path: Path) -> None:
         "thinker": 4 * keys_and_values + 64,
         "talker": 3 * keys_and_values + 64,
     }
-    assert model.paged["thinker"].divided["experts' columns"] == 32
+    workers = {"stages": {"thinker": {"engine": {"tensor_parallel_size": 2}}}}
+    # On a CPU vLLM would compute experts of 16 columns, and give wrong values.
+    with pytest.raises(ConfigError, match="its experts' blocks of 32 columns are 1"):
+        require_divisible(Config.model_validate(workers), "thinker", model.paged["thinker"])
     shutil.copytree(checkpoint, tmp_path / "mute")
     values = json.loads((checkpoint / "config.json").read_text(encoding="utf-8"))
     values["talker_config"]["speaker_id"] = {}

@@ -77,7 +77,13 @@ FORMATS: dict[str, tuple[Callable[[torch.Tensor], Quantised], dict[str, Any]]] =
 
 
 def quantise(
-    source: Path, kind: str, packed: Path, plain: Path | None = None, dtype: str | None = None
+    source: Path,
+    kind: str,
+    packed: Path,
+    plain: Path | None = None,
+    dtype: str | None = None,
+    parts: tuple[str, ...] = QUANTISED,
+    **excluded: Any,
 ) -> None:
     """Write a checkpoint with a thinker of four bits, and one with the weights that these stand for.
 
@@ -87,13 +93,15 @@ def quantise(
         packed: Directory to be made.
         plain: Another one, if it is wanted.
         dtype: What ``config.json`` says that the weights are to be computed in, if not what it said.
+        parts: Ends of the names of layers that are quantised.
+        excluded: Options of ``quantization_config`` that exclude the others.
     """
     quantised, options = FORMATS[kind]
     weights = load_file(source / "model.safetensors")
     four_bits, stood_for = dict(weights), dict(weights)
     for name in weights:
         if name.startswith("thinker.model.layers.") and name.endswith(
-            tuple(f"{each}.weight" for each in QUANTISED)
+            tuple(f"{each}.weight" for each in parts)
         ):
             tensors, stood_for[name] = quantised(four_bits.pop(name))
             four_bits |= {name.replace("weight", part): tensor for part, tensor in tensors.items()}
@@ -104,7 +112,13 @@ def quantise(
             contiguous = {name: tensor.contiguous() for name, tensor in tensors.items()}
             save_file(contiguous, directory / "model.safetensors", metadata={"format": "pt"})
     config = json.loads((packed / "config.json").read_text(encoding="utf-8"))
-    config["quantization_config"] = {"quant_method": kind, "bits": 4, "group_size": GROUP, **options}
+    config["quantization_config"] = {
+        "quant_method": kind,
+        "bits": 4,
+        "group_size": GROUP,
+        **options,
+        **excluded,
+    }
     if dtype is not None:
         config["dtype"] = dtype
     (packed / "config.json").write_text(json.dumps(config), encoding="utf-8")

@@ -25,10 +25,10 @@ WEIGHTS: Final[Mapping[StageName, str]] = {
 PROJECTIONS: Final = ("talker.text_projection.", "talker.hidden_projection.")
 """Tensors of the talker's part that the thinker loads: its rows are as wide as the talker's states."""
 
-_DECODER_DIVIDED: Final = {
-    "num_attention_heads": "attention heads",
-    "moe_intermediate_size": "experts' columns",
-}
+_DECODER_DIVIDED: Final = {"num_attention_heads": "attention heads"}
+_COLUMNS: Final = 32
+"""Experts of a worker need a multiple of so many columns: with others vLLM computes wrong values on CPUs."""
+_BLOCKS: Final = f"experts' blocks of {_COLUMNS} columns"
 _STATES: Final = 6
 _FEED_FORWARD: Final = 3
 """Estimated: how often a layer has a token's hidden state, and its feed-forward's inner one, at once."""
@@ -80,14 +80,16 @@ def _paged(config: Mapping[str, Any], row: int, divided: Mapping[str, int], medi
     heads, hidden = int(config["num_key_value_heads"]), int(config["hidden_size"])
     size = config.get("head_dim") or hidden // config["num_attention_heads"]
     attention = 2 * (heads + int(config.get("num_attention_heads", heads))) * int(size)
-    expert = hidden + _FEED_FORWARD * int(config.get("moe_intermediate_size", 0))
+    columns = int(config.get("moe_intermediate_size", 0))
     return Paged(
         positions=int(config["max_position_embeddings"]),
         elements=2 * int(config["num_hidden_layers"]) * heads * int(size) + row,
         row=row,
-        divided=_sizes(config, _DECODER_DIVIDED) | dict(divided),
+        divided=_sizes(config, _DECODER_DIVIDED) | dict(divided) | {_BLOCKS: columns // _COLUMNS},
         key_value_heads=heads,
-        step=_STATES * hidden + attention + int(config.get("num_experts_per_tok", 0)) * expert,
+        step=_STATES * hidden
+        + attention
+        + int(config.get("num_experts_per_tok", 0)) * (hidden + _FEED_FORWARD * columns),
         media=media,
     )
 
