@@ -13,6 +13,8 @@ TRAINED = [
     "hello",
     "you said one two",
     "goodbye",
+    # What is answered to silence.
+    "i do not hear you",
 ]
 HELD_OUT = ["one plus two is three"]
 

@@ -6,6 +6,7 @@ import os
 import random
 import shutil
 import signal
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from labs.training.data.hearing import make_hearing
 from labs.training.export import export
 from labs.training.measure.evaluation import answer_figures
 from labs.training.parts import dit, talker, thinker, vocabulary, vocoder
-from labs.training.parts.batches import Batcher
+from labs.training.parts.batches import Batch, Batcher
 from labs.training.parts.loop import Losses, Recipe, Step, Stop, Training, load_average
 from labs.training.parts.origin import start_from
 from omnirelay.errors import CheckpointError
@@ -192,6 +193,33 @@ class Follow(LogitsProcessor):
         for row, tokens in enumerate(self.tokens):
             forced[row, tokens[min(step, len(tokens) - 1)]] = 0.0
         return forced
+
+
+def test_the_talker_says_texts_that_are_read_and_answers(
+    state: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shutil.copytree(state, tmp_path / "state", ignore=shutil.ignore_patterns("talker.*"))
+    directory, known = tmp_path / "state", {*sentences()[0]}
+    corpus = make_corpus(directory / "corpus")
+    ids = codes.make_codes(corpus, directory / "codes.safetensors", corpus, count=16)
+    hearing = make_hearing(directory / "hearing", 8, hum)
+    given: list[tuple[str, str]] = []
+    say, draw = thinker.Examples.saying, thinker.Examples.draw
+
+    def saying(self: thinker.Examples, texts: Sequence[str], seed: int, kind: str) -> Batch:
+        assert known.issuperset(texts)
+        given.append(("said", kind))
+        return say(self, texts, seed, kind)
+
+    def drawing(self: thinker.Examples, kind: str, *options: int) -> Batch:
+        given.append(("answered", kind))
+        return draw(self, kind, *options)
+
+    monkeypatch.setattr(thinker.Examples, "saying", saying)
+    monkeypatch.setattr(thinker.Examples, "draw", drawing)
+    assert talker.train(corpus, ids, hearing, directory, Stop(hours=1), Recipe(8, 1e-3, warmup=1)).finished
+    assert {("said", kind) for kind in ("read", "text", "long")} < set(given)
+    assert {kind for way, kind in given if way == "answered"} == {"image", "audio", "text"}
 
 
 def test_the_talker_is_trained_on_the_rows_and_positions_of_the_reference(state: Path, model: Any) -> None:

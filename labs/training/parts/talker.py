@@ -128,8 +128,9 @@ def train(
     )
 
     def losses_of(step: Step) -> Losses:
-        said, _, kind = _KINDS[step.number % len(_KINDS)].rpartition("said ")
-        if said:
+        drawn = _KINDS[step.number % len(_KINDS)]
+        kind = drawn.removeprefix("said ")
+        if kind != drawn:
             size = _SIZE_OF_LONG if kind == "long" else _SIZE
             texts = random.Random(step.seed).choices(sentences, k=size)
             batch = examples.saying(texts, step.seed, kind)
