@@ -10,15 +10,16 @@ import numpy as np
 import pytest
 
 from checkpoint.qwen3_omni import TINY, write_qwen3_omni
-from omnirelay import AudioEvent, Client, DoneEvent, GenerateRequest, SamplingOverrides
+from omnirelay import AudioEvent, Client, DoneEvent, GenerateRequest, SamplingOverrides, TextEvent
 from shared.messages import STAGES
 from tests.qwen3_omni.tiny import Reference, prompt_of
+from tests.support.http import get
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
 from tests.support.workers import TWO
 
 pytestmark = pytest.mark.long
-TEXT, FRAMES = 6, 40
+TEXT, LONG, FRAMES = 6, 200, 40
 TOLERANCE = 1e-4
 
 
@@ -44,9 +45,12 @@ def processes(checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield running
 
 
-@pytest.mark.parametrize("victim", [None, "talker", "token2wav"])
+@pytest.mark.parametrize("victim", [None, *STAGES])
 def test_an_answer_is_the_references(processes: Processes, reference: Reference, victim: str | None) -> None:
     check_answer(processes, reference, victim)
+    told = get(processes.config["gateway"]["http"], "/metrics").metrics["omnirelay_request_resumes_total"]
+    resumed = [each.labels["stage"] for each in told.samples if each.value]
+    assert victim is None or victim in resumed
     wait_until(processes.ready, "the stages are ready again")
 
 
@@ -57,25 +61,28 @@ def test_an_answer_of_two_workers_each_is_the_references(tmp_path: Path) -> None
 
 
 def check_answer(processes: Processes, reference: Reference, victim: str | None = None) -> None:
-    prompt = prompt_of(40, 41, 42)
+    prompt, tokens = prompt_of(40, 41, 42), LONG if victim == "thinker" else TEXT
     request = GenerateRequest(
         prompt_token_ids=prompt,
         # In any case, as in the reference.
         speaker="Chelsie",
-        text_sampling=SamplingOverrides(max_tokens=TEXT, min_tokens=TEXT, temperature=0.0),
+        text_sampling=SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0),
         codec_sampling=SamplingOverrides(max_tokens=FRAMES, temperature=0.0),
     )
     heard, codes, text = [], [], []
+    # The thinker has the longest part of its text before it.
+    awaited = TextEvent if victim == "thinker" else AudioEvent
     with Client(processes.address) as client:
         for event in client.chat(request):
             if isinstance(event, AudioEvent):
                 heard.append(event.samples)
-                if victim is not None and event.seq == 1:
-                    processes.kill(victim)
-                    processes.start(victim)
+            if victim is not None and isinstance(event, awaited):
+                processes.kill(victim)
+                processes.start(victim)
+                victim = None
             if isinstance(event, DoneEvent):
                 codes, text = event.codec_token_ids, event.text_token_ids
-    spoken = reference.speak(prompt, "chelsie", TEXT, FRAMES + 1)
+    spoken = reference.speak(prompt, "chelsie", tokens, FRAMES + 1)
     assert text == spoken.text
     assert codes == [code for frame in spoken.frames for code in frame]
     audio = np.concatenate(heard)
