@@ -60,6 +60,7 @@ class ResidualEcho:
         self._noise = np.full(_BANDS, np.inf, np.float32)
         self._loudest = np.full(_BANDS, np.inf, np.float32)
         self._since_user = _HOLD
+        self._fitted = True
 
     def learn(self, left: Floats, echo: Floats) -> None:
         """Learn the leaks: smaller ones at once, larger ones more slowly, for a user may speak."""
@@ -96,6 +97,10 @@ class ResidualEcho:
         noise = rise * np.minimum.accumulate(np.minimum(self._noise, (before + residue) / 2 / rise))
         self._noise = noise[-1]
         most: Floats = _LOUDEST * self._loudest
+        if self._fitted and not fits:
+            # What was a user's by a filter that does not fit may be an echo that has moved.
+            self._since_user = _HOLD
+        self._fitted = fits
         if fits:
             loudest = fade * np.maximum.accumulate(np.maximum(self._loudest, sound / fade))
             self._loudest = loudest[-1]

@@ -10,7 +10,7 @@ HYSTERESIS: Final = 0.15
 """A turn goes on as long as speech is at most so much less probable than its threshold."""
 ONSET_WINDOWS: Final = 4
 """Windows of speech that begin a turn."""
-INTERRUPTION_WINDOWS: Final = 9
+INTERRUPTION_WINDOWS: Final = 8
 """Windows of speech that begin a turn while an answer is played: a cough is shorter."""
 GAP_WINDOWS: Final = 3
 """So many windows without speech begin the count anew."""
@@ -64,7 +64,7 @@ class TurnTracker:
         """
         at = self.count
         self.count += 1
-        return self._go_on(at, window) if self.speaking else self._wait(at, window, guarded)
+        return self._go_on(at, window) if self.speaking else self._wait(window, guarded)
 
     def judge(self, finished: float | None) -> Change | None:
         """Take how probable it is that the speaker has finished, for this pause; none if nobody knows."""
@@ -76,7 +76,7 @@ class TurnTracker:
         self.speaking = False
         self._recent.clear()
 
-    def _wait(self, at: int, window: Window, guarded: bool) -> Change | None:
+    def _wait(self, window: Window, guarded: bool) -> Change | None:
         # What was gathered while an answer was heard may be its echo: it takes more of it.
         if self._guarded and not guarded:
             self._recent.clear()
@@ -88,10 +88,11 @@ class TurnTracker:
         self._recent.append(window)
         needed = INTERRUPTION_WINDOWS if guarded else ONSET_WINDOWS
         voiced = self._onset()[-needed:]
-        if len(voiced) < needed or voiced[-1] != at:
+        if len(voiced) < needed:
             return None
         self.speaking = True
-        self._begin, self._last = voiced[0], at
+        # Windows that were judged again may have become speech after the last of them.
+        self._begin, self._last = voiced[0], voiced[-1]
         self._speech, self._longest_pause, self._finished = needed, 0, None
         return "started"
 
