@@ -64,7 +64,7 @@ STALL_S: Final = 60.0
 FAREWELL_S: Final = 1.0
 """How long a connection that is being closed may take its last events."""
 MAX_WITH_TOOLS_BYTES: Final = 2**22
-"""Of a request without its media: describing functions keeps the event loop for milliseconds."""
+"""Of a request without its media: more than any prompt holds, and described in milliseconds."""
 MAX_ENDED_EARLY: Final = 1000
 """Uploads of a connection that ended before their last piece, remembered; the oldest is forgotten first."""
 _DECODER: Final = msgspec.msgpack.Decoder[ClientMessage](ClientMessage)
@@ -295,7 +295,10 @@ class Connection:
     async def _open(self, read: Reading) -> tuple[ResponseStream, CallParser | None] | ErrorEvent:
         """Submit a request; an error event tells why it was rejected.  The parser finds an answer's calls."""
         try:
-            request, parser = with_tools(await read())
+            request, parser = await read(), None
+            if request.tools or request.tool_choice is not None:
+                # Schemas that a call must obey are read in Python, which takes up to a second.
+                request, parser = await asyncio.to_thread(with_tools, request)
             return await self._gateway.submit(request, self._account), parser
         except RequestError as error:
             return self._told(error)
