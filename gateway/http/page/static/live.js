@@ -128,7 +128,8 @@ export class Live {
         break;
       case "response.done":
         this.#finish(event.response.status === "completed" ? "done" : "stopped", event.response.status_details?.error);
-        if (byId("live-state").textContent === "Thinking") this.#rest();
+        // In a call the sound begins when the gateway plays it, maybe later.
+        if (!event.response.output.length && byId("live-state").textContent === "Thinking") this.#rest();
         break;
       case "error":
         this.page.notice(event.error.message);
