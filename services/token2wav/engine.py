@@ -1,7 +1,8 @@
 """The token2wav engine: built from a checkpoint, fed with chunks, stepped until audio comes out."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -25,6 +26,7 @@ from services.token2wav.scheduler import (
 )
 from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, SynthesisChunk, unpack_waveform
 from shared.config import EngineConfig, Precision
+from shared.vllm.first_steps import first_steps
 from shared.vllm.model_time import watch_model
 from shared.vllm.platform import build_engine
 from shared.vllm.precision import set_float32_precision
@@ -148,6 +150,13 @@ class SynthesisEngine:
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         self.scheduler: SynthesisScheduler = engine.engine_core.engine_core.scheduler
         self.scheduler.work = self._work
+
+    @contextmanager
+    def first_steps(self) -> Iterator[None]:
+        """See :func:`shared.vllm.first_steps.first_steps`."""
+        with first_steps(self._engine):
+            yield
+        self.model_time.seconds = 0.0
 
     def submit_chunk(
         self, request_id: str, chunk: SynthesisChunk, priority: int = 0, suspect: bool = False

@@ -59,6 +59,11 @@ class SynthesisScheduler(StageScheduler):
         self.scheduler_config.enable_chunked_prefill = True
         self.scheduler_config.long_prefill_token_threshold = 1
 
+    def forget_steps(self) -> None:
+        """See :meth:`StageScheduler.forget_steps`."""
+        super().forget_steps()
+        self.solver_steps = 0
+
     def add_request(self, request: Request) -> None:
         """Queue a request; whether it can be served is found out when scheduling, where it can fail."""
         super().add_request(request)
