@@ -21,6 +21,7 @@ from services.token2wav.scheduler import (
     MAX_BATCH_FRAMES_KEY,
     MAX_VOCODER_FRAMES_KEY,
     PLAYBACK_MARGIN_KEY,
+    PRECISION_KEY,
     RECORDS_KEY,
     SynthesisScheduler,
 )
@@ -99,6 +100,7 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
             MAX_VOCODER_FRAMES_KEY: max_vocoder_frames,
             PLAYBACK_MARGIN_KEY: playback_margin_s,
             RECORDS_KEY: current_platform.is_cuda() and not enforce_eager,
+            PRECISION_KEY: "exact" if current_platform.is_cpu() else precision,
         },
     )
     if not current_platform.is_cpu():

@@ -23,6 +23,7 @@ MAX_BATCH_FRAMES_KEY = "max_batch_frames"
 MAX_VOCODER_FRAMES_KEY = "max_vocoder_frames"
 PLAYBACK_MARGIN_KEY = "playback_margin_s"
 RECORDS_KEY = "records"
+PRECISION_KEY = "precision"
 
 
 class SynthesisScheduler(StageScheduler):
@@ -172,6 +173,11 @@ def _chunk_of(request: Request) -> SynthesisChunk:
 def records(additional: object) -> bool:
     """Whether what is computed again and again is to be recorded, by ``additional_config``."""
     return isinstance(additional, dict) and additional.get(RECORDS_KEY) is True
+
+
+def in_half(additional: object) -> bool:
+    """Whether products of the solver are to be computed in bfloat16, by ``additional_config``."""
+    return isinstance(additional, dict) and additional.get(PRECISION_KEY) == "bfloat16"
 
 
 def budget_of(additional: object) -> Budget:
