@@ -61,11 +61,11 @@ class Token2WavForSynthesis(SynthesisModel):
         check_speakers(speakers, dit_config, self._model_dir / SPEAKER_FILE)
         projection = HalfLinear if in_half(vllm_config.additional_config) else vllm_projection
         self.dit = DiffusionTransformer(dit_config, projection)
-        self.vocoder = Vocoder(bigvgan_config).float()
+        record = CudaGraphs() if records(vllm_config.additional_config) else None
+        self.vocoder = Vocoder(bigvgan_config, fused=record is not None).float()
         work = SolverWork(geometry_of(dit_config, bigvgan_config), budget_of(vllm_config.additional_config))
         conditioner = Conditioner(self.dit, speakers)
         together = not current_platform.is_cpu()
-        record = CudaGraphs() if records(vllm_config.additional_config) else None
         self.synthesize_with(SolverSynthesizer(self.dit, self.vocoder, conditioner, work, together, record))
 
     @staticmethod
