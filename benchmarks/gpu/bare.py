@@ -6,6 +6,7 @@ The only part that needs no vLLM.
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any, Final
@@ -18,7 +19,7 @@ from benchmarks.gpu.rehearsal import SEED, SPEAKER
 from benchmarks.gpu.results import PartResult, Settings
 from benchmarks.measure.results import Cell, Table
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
-from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
+from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, HalfLinear, Projection
 from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
@@ -49,12 +50,13 @@ def _synthesis(config: Any, model: Path, device: torch.device) -> tuple[Table, l
     theirs = load_token2wav(config, model).eval()
     tensors = theirs.state_dict()
     synthesizer = synthesizer_of(config, model, tensors, device)
+    half = synthesizer_of(config, model, tensors, device, HalfLinear)
     theirs = theirs.to(device)
     codes = torch.randint(
         config.dit_config.num_embeds, (CODES,), generator=torch.Generator().manual_seed(SEED)
     )
 
-    def make() -> torch.Tensor:
+    def make(synthesizer: SolverSynthesizer) -> torch.Tensor:
         # A stream of its own each time: a chunk goes on from what the one before it has left.
         return synthesize(
             synthesizer,
@@ -71,13 +73,16 @@ def _synthesis(config: Any, model: Path, device: torch.device) -> tuple[Table, l
     speaker = load_speakers(model)[SPEAKER]
     rows: list[list[Cell]] = []
     exact = math.inf
-    precisions: tuple[Precision, ...] = ("exact",) if device.type == "cpu" else ("exact", "fast")
     # On a CPU there is no TF32.
+    precisions: tuple[Precision, ...] = (
+        ("exact", "bfloat16") if device.type == "cpu" else ("exact", "fast", "bfloat16")
+    )
     for precision in precisions:
         set_float32_precision("exact")
         reference, reference_ms = timed(lambda: sound_of(theirs, config, codes, speaker), device)
         set_float32_precision(precision)
-        ours, ours_ms = timed(make, device)
+        maker = half if precision == "bfloat16" else synthesizer
+        ours, ours_ms = timed(partial(make, maker), device)
         difference = float((ours.cpu() - reference.cpu()).abs().max())
         rows.append([precision, difference, ours_ms, reference_ms])
         exact = difference if precision == "exact" else exact
@@ -95,10 +100,14 @@ def _synthesis(config: Any, model: Path, device: torch.device) -> tuple[Table, l
 
 
 def synthesizer_of(
-    config: Any, model: Path, tensors: Mapping[str, torch.Tensor], device: torch.device
+    config: Any,
+    model: Path,
+    tensors: Mapping[str, torch.Tensor],
+    device: torch.device,
+    projection: Projection = torch.nn.Linear,
 ) -> SolverSynthesizer:
     """OmniRelay's DiT and vocoder with the reference's weights."""
-    dit = DiffusionTransformer(config.dit_config).float()
+    dit = DiffusionTransformer(config.dit_config, projection)
     vocoder = Vocoder(config.bigvgan_config).float()
     for module, prefix in ((dit, _DIT), (vocoder.bigvgan, _VOCODER)):
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}

@@ -13,7 +13,7 @@ from benchmarks.measure.workload import answer_of
 from shared.real_time import set_realtime_priority
 
 TIME_S: Final = 420.0
-"""No load begins later: the part must end within its ten minutes."""
+"""No load begins later: the part must end within its time."""
 ROUNDS: Final = 2
 """Requests of each client."""
 

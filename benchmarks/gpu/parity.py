@@ -45,7 +45,9 @@ def main(settings: Settings) -> PartResult:
     ran = Table(title="Each stage in a process of its own", columns=columns, rows=rows)
     columns = ["stage", "what", "equal", "of", "difference", "limit"]
     table = Table(title="Compared with transformers", columns=columns, rows=compared)
-    return PartResult(tables=[ran, table], problems=problems)
+    waits: list[list[Cell]] = [[run.stage, *each] for run in runs for each in run.waits.items()]
+    waited = Table(title="Where the host waits within steps", columns=["stage", "where", "times"], rows=waits)
+    return PartResult(tables=[ran, table, waited], problems=problems)
 
 
 def require_memory(model: Path, stage: StageName, device: Device) -> None:

@@ -1,12 +1,15 @@
 """A request through OmniRelay's stages: ``python -m benchmarks.gpu.rehearsal STAGE MODEL WORK``.
 
 Each stage computes it alone, and once more beside seven others.  Its output goes to a file in WORK, from
-which the next stage and transformers read it.
+which the next stage and transformers read it.  vLLM checks meanwhile that the inputs of CUDA graphs are where
+they were captured, and tells where the host waits.
 """
 
 import os
 import sys
 import time
+import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any, Final
 
@@ -67,6 +70,7 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True):
         run_s: Seconds for its answer.
         peak_gib: Largest resident set of the process, pages of files that were mapped included.
         gpu_gib: Most that it took of a GPU; none on a CPU.
+        waits: Where the host waited for the GPU within steps, and how often, by vLLM's check.
     """
 
     stage: StageName
@@ -75,6 +79,23 @@ class StageRun(msgspec.Struct, frozen=True, kw_only=True):
     run_s: float
     peak_gib: float
     gpu_gib: float | None = None
+    waits: dict[str, int] = {}
+
+
+def check_steps() -> Counter[str]:
+    """Switch on vLLM's checks, before it is imported; gives where the host waits, as it is found."""
+    # At the level of debugging, CUDA graphs compare addresses.
+    os.environ |= {"VLLM_GPU_SYNC_CHECK": "warn", "VLLM_LOGGING_LEVEL": "DEBUG"}
+    waits: Counter[str] = Counter()
+
+    def note(message: Warning | str, category: type[Warning], filename: str, lineno: int, *_: Any) -> None:
+        if "sync detected" in str(message) or "synchronizing CUDA operation" in str(message):
+            waits[f"{'/'.join(Path(filename).parts[-3:])}:{lineno}"] += 1
+        else:
+            sys.stderr.write(warnings.formatwarning(message, category, filename, lineno))
+
+    warnings.showwarning = note  # type: ignore[assignment]  # called by position
+    return waits
 
 
 def finished(stage: StageName, program: str, started: float, loaded: float) -> StageRun:
@@ -104,7 +125,7 @@ def prompt_of(vocabulary: int, number: int = 0) -> list[int]:
 
 def main(stage: StageName, model: Path, work: Path) -> StageRun:
     """Run a stage, with what the one before it has left."""
-    started = time.perf_counter()
+    started, waits = time.perf_counter(), check_steps()
     service, sink = service_of(stage, model, CONFIGS[stage], stages=1)
     loaded = time.perf_counter()
     for kind, count in AT_ONCE.items():
@@ -112,7 +133,7 @@ def main(stage: StageName, model: Path, work: Path) -> StageRun:
             ask(stage, service, model, work, f"{number} {kind}", number)
         finish(service)
         keep_output(stage, sink, work, f"0 {kind}", kind)
-    return finished(stage, "omnirelay", started, loaded)
+    return msgspec.structs.replace(finished(stage, "omnirelay", started, loaded), waits=dict(waits))
 
 
 def ask(stage: StageName, service: Any, model: Path, work: Path, name: str, number: int = 0) -> None:

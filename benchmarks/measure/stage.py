@@ -53,8 +53,10 @@ def service_of(
     from shared.vllm.environment import prepare_environment  # noqa: PLC0415 - it imports torch at its end
 
     config = config or DEFAULTS[stage]
-    # vLLM's and transformers' remarks about our choices.
+    # vLLM's and transformers' remarks about our choices.  By handlers: vLLM's logger decides on its checks.
     logging.basicConfig(level=logging.ERROR)
+    for handler in logging.root.handlers:
+        handler.setLevel(logging.ERROR)
     prepare_environment(config, stages)
     from services.families.known import family_of, read_config  # noqa: PLC0415 - the environment comes first
     from services.talker.service import TalkerService  # noqa: PLC0415 - as above

@@ -1,7 +1,10 @@
 """Check that the configured GPUs exist, and that the stages fit on them together."""
 
 import os
+import platform
 from collections.abc import Iterator, Sequence
+
+from packaging.version import Version
 
 from omnirelay.cli.output import gibibytes
 from omnirelay.errors import ConfigError
@@ -16,6 +19,8 @@ from shared.sharing import device_names, divide, is_shared, parallel, stages_on,
 CHECK = "device"
 PLATFORMS = ("cpu", "cuda")
 """As vLLM calls them; ROCm's is "cuda" too."""
+OLDEST_GLIBC = "2.34"
+"""For which requirements/gpu.lock was resolved."""
 
 
 def check_devices(config: Config, model: Model | None, report: EngineReport) -> Findings:
@@ -48,7 +53,13 @@ def _older(version: str, other: str) -> bool:
     return int(version.partition(".")[0]) < int(other.partition(".")[0])
 
 
-def _check_compilers() -> Findings:
+def _check_libraries() -> Findings:
+    library, version = platform.libc_ver()
+    if library != "glibc" or Version(version) < Version(OLDEST_GLIBC):
+        what = (
+            f"the C library is {library or 'unknown'} {version}, the GPU packages need glibc {OLDEST_GLIBC}"
+        )
+        yield problem(CHECK, what, "take Debian 12, Ubuntu 22.04, RHEL 9 or newer, or the container image")
     if missing := missing_for_triton():
         what = f"Triton compiles kernels on this machine, which lacks {' and '.join(missing)}"
         yield problem(CHECK, what, "install gcc and the headers of this Python (python3-dev)")
@@ -57,7 +68,7 @@ def _check_compilers() -> Findings:
 
 
 def _check_gpus(config: Config, model: Model | None, gpus: Sequence[Gpu]) -> Findings:
-    yield from _check_compilers()
+    yield from _check_libraries()
     inherited, count = os.environ.get("CUDA_VISIBLE_DEVICES"), len(gpus)
     placed: set[StageName] = set()
     for stage in config.served_stages:

@@ -62,6 +62,11 @@ class TalkerScheduler(StageScheduler):
         self._margin_s = float(self.vllm_config.additional_config[PLAYBACK_MARGIN_KEY])
         self.pieces = PromptPieces(self)
 
+    def forget_steps(self) -> None:
+        """See :meth:`StageScheduler.forget_steps`."""
+        super().forget_steps()
+        self.pieces.forget_steps()
+
     def attach(self, engine_id: str, track: ConditioningTrack, clock: PlaybackClock) -> None:
         """Say where the rows of a request arrive and when it is due; right after it was added."""
         self._tracks[engine_id] = track

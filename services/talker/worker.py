@@ -3,12 +3,12 @@
 from typing import Any
 
 import torch
-from vllm.sampling_params import SamplingType
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.outputs import ModelRunnerOutput
 
 from services.talker.family import TalkerModel
 from services.talker.scheduler import TalkerOutput, TalkerStep
+from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.sampling.seeds import seed_of_draw, uniform
 from shared.vllm.transfer import to_device
 from shared.vllm.worker import StageWorker
@@ -37,7 +37,7 @@ class TalkerWorker(StageWorker):
         batch, draws = self.model_runner.input_batch, []
         for name, drawn in zip(batch.req_ids, batch.req_output_token_ids, strict=True):
             params = self.model_runner.requests[name].sampling_params
-            greedy = params.sampling_type == SamplingType.GREEDY
+            greedy = arguments_of(params).draws is None
             draws.append([0.0] * further if greedy else uniform(seed_of_draw(params, len(drawn)), further))
         return draws
 

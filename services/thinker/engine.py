@@ -11,6 +11,7 @@ from services.thinker.family import SpeechWriter, ThinkerFamily
 from services.thinker.media.rules import MediaRules
 from services.thinker.penalties import AnswerPenalties
 from services.thinker.scheduler import PLAYBACK_MARGIN_KEY, ThinkerScheduler
+from services.thinker.warm_up import warm_up
 from shared.config import MediaConfig, ThinkerConfig
 from shared.vllm.platform import build_engine
 from shared.vllm.sampling.drawing import DrawProcessor
@@ -51,6 +52,8 @@ def build_thinker(
         core.request_block_hasher = hash_replies_apart(
             core.request_block_hasher, core.scheduler.hash_block_size, rules.positions
         )
+    if not current_platform.is_cpu():
+        warm_up(engine, rules, family.end_tokens(engine.model_config.hf_config))
     return engine, rules
 
 

@@ -63,6 +63,11 @@ class ThinkerScheduler(StageScheduler):
         self._margin_s = float(self.vllm_config.additional_config[PLAYBACK_MARGIN_KEY])
         self.pieces = PromptPieces(self)
 
+    def forget_steps(self) -> None:
+        """See :meth:`StageScheduler.forget_steps`."""
+        super().forget_steps()
+        self.pieces.forget_steps()
+
     def attach(self, engine_id: str, clock: PlaybackClock) -> None:
         """Say when a request is due; right after it was added."""
         self._clocks[engine_id] = clock

@@ -30,6 +30,7 @@ from services.thinker.media.preparer import EARLY_RETRY_MS, MediaPreparer
 from services.thinker.media.rules import check_encodable, check_placeholders
 from services.thinker.resume import Progress
 from services.thinker.rows import RowSender
+from services.thinker.sampling import text_params
 from services.thinker.scheduler import EARLY_PRIORITY, ThinkerScheduler
 from services.thinker.text_sender import Generation, TextSender
 from shared.config import MediaConfig, ThinkerConfig
@@ -52,8 +53,7 @@ from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
 from shared.vllm.model_time import watch_model
-from shared.vllm.sampling.arguments import arguments_of
-from shared.vllm.sampling.generation import engine_load, sampling_params, submit
+from shared.vllm.sampling.generation import engine_load, submit
 from shared.vllm.workers import Workers
 
 MAX_EARLY: Final = 8
@@ -350,23 +350,14 @@ class ThinkerService:
         if progress.finish_reason is not None:
             # vLLM computes no prompt without drawing a token behind it; this one is thrown away.
             sampling, made = TextSampling(max_tokens=1), 0
-        params = sampling_params(
+        return text_params(
             sampling,
-            stage=self.name,
             seed=message.seed,
-            stop_token_ids=self._end_tokens,
+            end_tokens=self._end_tokens,
             room=room,
             made=made,
-            further={
-                "min_p": sampling.min_p,
-                "logit_bias": sampling.logit_bias or None,
-                "logprobs": sampling.logprobs,
-            },
+            wants_rows=progress.needs_rows,
         )
-        arguments = arguments_of(params)
-        arguments.wants_rows = progress.needs_rows
-        arguments.presence, arguments.frequency = sampling.presence_penalty, sampling.frequency_penalty
-        return params
 
     def _track_of(self, engine_id: str) -> TrackWriter | None:
         generation = self._by_engine_id.get(engine_id)

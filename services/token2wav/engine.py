@@ -1,7 +1,8 @@
 """The token2wav engine: built from a checkpoint, fed with chunks, stepped until audio comes out."""
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -20,11 +21,13 @@ from services.token2wav.scheduler import (
     MAX_BATCH_FRAMES_KEY,
     MAX_VOCODER_FRAMES_KEY,
     PLAYBACK_MARGIN_KEY,
+    PRECISION_KEY,
     RECORDS_KEY,
     SynthesisScheduler,
 )
 from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, SynthesisChunk, unpack_waveform
 from shared.config import EngineConfig, Precision
+from shared.vllm.first_steps import first_steps
 from shared.vllm.model_time import watch_model
 from shared.vllm.platform import build_engine
 from shared.vllm.precision import set_float32_precision
@@ -97,6 +100,7 @@ def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
             MAX_VOCODER_FRAMES_KEY: max_vocoder_frames,
             PLAYBACK_MARGIN_KEY: playback_margin_s,
             RECORDS_KEY: current_platform.is_cuda() and not enforce_eager,
+            PRECISION_KEY: "exact" if current_platform.is_cpu() else precision,
         },
     )
     if not current_platform.is_cpu():
@@ -148,6 +152,13 @@ class SynthesisEngine:
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         self.scheduler: SynthesisScheduler = engine.engine_core.engine_core.scheduler
         self.scheduler.work = self._work
+
+    @contextmanager
+    def first_steps(self) -> Iterator[None]:
+        """See :func:`shared.vllm.first_steps.first_steps`."""
+        with first_steps(self._engine):
+            yield
+        self.model_time.seconds = 0.0
 
     def submit_chunk(
         self, request_id: str, chunk: SynthesisChunk, priority: int = 0, suspect: bool = False

@@ -23,6 +23,7 @@ MAX_BATCH_FRAMES_KEY = "max_batch_frames"
 MAX_VOCODER_FRAMES_KEY = "max_vocoder_frames"
 PLAYBACK_MARGIN_KEY = "playback_margin_s"
 RECORDS_KEY = "records"
+PRECISION_KEY = "precision"
 
 
 class SynthesisScheduler(StageScheduler):
@@ -58,6 +59,11 @@ class SynthesisScheduler(StageScheduler):
         # vLLM switches both off for models without a KV cache.
         self.scheduler_config.enable_chunked_prefill = True
         self.scheduler_config.long_prefill_token_threshold = 1
+
+    def forget_steps(self) -> None:
+        """See :meth:`StageScheduler.forget_steps`."""
+        super().forget_steps()
+        self.solver_steps = 0
 
     def add_request(self, request: Request) -> None:
         """Queue a request; whether it can be served is found out when scheduling, where it can fail."""
@@ -167,6 +173,11 @@ def _chunk_of(request: Request) -> SynthesisChunk:
 def records(additional: object) -> bool:
     """Whether what is computed again and again is to be recorded, by ``additional_config``."""
     return isinstance(additional, dict) and additional.get(RECORDS_KEY) is True
+
+
+def in_half(additional: object) -> bool:
+    """Whether products of the solver are to be computed in bfloat16, by ``additional_config``."""
+    return isinstance(additional, dict) and additional.get(PRECISION_KEY) == "bfloat16"
 
 
 def budget_of(additional: object) -> Budget:

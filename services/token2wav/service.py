@@ -113,11 +113,7 @@ class Token2WavService:
             self.warm_up()
 
     def warm_up(self) -> None:
-        """Compute a stream with chunks of each size and drop it: a GPU loads libraries for the first ones.
-
-        Raises:
-            OmniRelayError: One failed.
-        """
+        """Compute a stream with chunks of each size and forget it: see :func:`first_steps`."""
         geometry, most = self._engine.geometry, self._synthesis.max_chunk_blocks
         stream = AudioStream(
             self._voice_settings(self.limits.speakers[0], seed=0),
@@ -128,13 +124,14 @@ class Token2WavService:
         stream.extend([0] * (blocks * geometry.codes_per_block * geometry.groups))
         stream.end()
         sizes = iter(range(1, blocks + 1))
-        while (chunk := stream.next_chunk(lambda offered, _: min(next(sizes), max(offered)))) is not None:
-            self._engine.submit_chunk("warm-up", chunk)
-            while self._engine.has_work:
-                for outcome in self._engine.step():
-                    if outcome.error is not None:
-                        raise outcome.error
-            stream.accept_chunk()
+        with self._engine.first_steps():
+            while (chunk := stream.next_chunk(lambda offered, _: min(next(sizes), max(offered)))) is not None:
+                self._engine.submit_chunk("warm-up", chunk)
+                while self._engine.has_work:
+                    for outcome in self._engine.step():
+                        if outcome.error is not None:
+                            raise outcome.error
+                stream.accept_chunk()
 
     @property
     def ready(self) -> bool:

@@ -8,8 +8,8 @@ from shared.config.values import Bytes, DeviceList, InboxAddress, ReachableAddre
 from shared.messages import MAX_REPLICAS
 from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 
-Precision: TypeAlias = Literal["exact", "fast"]
-"""Of float32 on a GPU: as written, or as TF32."""
+Precision: TypeAlias = Literal["exact", "fast", "bfloat16"]
+"""Of float32 on a GPU: as written, as TF32, or with a solver's products in bfloat16."""
 
 
 class SynthesisEngineConfig(Section):

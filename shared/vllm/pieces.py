@@ -64,6 +64,10 @@ class PromptPieces:
         self.size = PieceSize(self._most)
         self._begun = 0.0
 
+    def forget_steps(self) -> None:
+        """Begin anew to measure how long steps take."""
+        self.size = PieceSize(self._most)
+
     def cut(self, ready: Sequence[Request], due: Sequence[Request]) -> None:
         """Bound the next step: one token of each reply, and a piece of prompts if some reply is due.
 

@@ -66,6 +66,11 @@ class StageScheduler(Scheduler):
         # When each gateway had its last turn, in turns.
         self._turns: dict[str, int] = {}
 
+    def forget_steps(self) -> None:
+        """Begin anew with all that is counted and measured of steps."""
+        self.batch_sizes = Distribution(BATCH_BUCKETS)
+        self.preemptions = 0
+
     def follow(self, engine_id: str, *stalled: Callable[[], bool]) -> None:
         """Hold a request, once it was added, while a receiver of what it makes does not keep up.
 

@@ -2,17 +2,20 @@
 
 import importlib.util
 import json
+import os
 import sys
+import warnings
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
 import torch
+from vllm.utils.gpu_sync_debug import IMPLICIT_SYNC_ERROR_MESSAGE
 
 from benchmarks.adapters.omnirelay import configuration
 from benchmarks.gpu import __main__ as command
-from benchmarks.gpu import kill, parity
+from benchmarks.gpu import kill, parity, rehearsal
 from benchmarks.gpu.part import PARTS
 from benchmarks.gpu.results import FinishedPart, PartResult, Settings
 from benchmarks.gpu.sampling import Sampler
@@ -132,6 +135,21 @@ def test_a_stage_that_does_not_fit_into_memory_is_not_loaded(
     with pytest.raises(OmniRelayError, match=r"the thinker needs .* are free"):
         parity.require_memory(tiny_checkpoint, "thinker", "cpu")
     parity.require_memory(tiny_checkpoint, "thinker", "cuda")
+
+
+def test_where_the_host_waits_is_noted(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """By what vLLM's check says; other warnings are shown."""
+    for name in ("VLLM_GPU_SYNC_CHECK", "VLLM_LOGGING_LEVEL"):
+        monkeypatch.setenv(name, "")
+    monkeypatch.setattr(warnings, "showwarning", warnings.showwarning)
+    waits = rehearsal.check_steps()
+    for said in ("called a synchronizing CUDA operation", f"Tensor.to: {IMPLICIT_SYNC_ERROR_MESSAGE}", "old"):
+        warnings.showwarning(said, UserWarning, "/lib/vllm/v1/worker/runner.py", 7)
+    assert waits == {"v1/worker/runner.py:7": 2}
+    assert "old" in capsys.readouterr().err
+    assert os.environ["VLLM_GPU_SYNC_CHECK"] in ("warn", "error")
 
 
 @pytest.mark.parametrize("shape", [TINY, SMALL, BENCH, RELEASED_3B])

@@ -7,6 +7,7 @@ import torch
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from vllm import SamplingParams
+from vllm.sampling_params import SamplingType
 from vllm.v1.sample.logits_processor import BatchUpdate
 from vllm.v1.sample.logits_processor.interface import AddedRequest, MoveDirectionality
 from vllm.v1.sample.ops.topk_topp_sampler import apply_top_k_top_p_pytorch
@@ -47,7 +48,7 @@ def kept_of(request: Request, logits: torch.Tensor) -> torch.Tensor:
     nucleus.update_state(update(1, {0: params_of(top_k=request[0], top_p=request[1])}))
     if not (group := nucleus._groups[0])._most:
         return torch.ones(logits.shape[0], dtype=torch.bool)
-    candidates, ids = group._candidates(logits[None])
+    candidates, ids = group.candidates(logits[None].clone())
     kept = torch.zeros(logits.shape[0], dtype=torch.bool)
     kept[ids[torch.isfinite(candidates)]] = True
     return kept
@@ -65,6 +66,36 @@ def test_keeps_what_vllm_s_sampler_keeps(request, seed, scale):
     kept = kept_of(request, logits[0])
     # Sums of rounded probabilities may fall on either side of p: at most the last token of a nucleus differs.
     assert (kept != torch.isfinite(filtered(logits, [request]))[0]).sum() <= 1
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(("temperature", "min_p"), [(0.7, 0.0), (1.5, 0.02), (0.7, 0.5), (1.0, 1.0)])
+def test_temperature_and_min_p_come_first_as_with_vllm(kind, temperature, min_p):
+    logits = random_logits(3, 4)
+    nucleus = processor()
+    # Beside others that have none.
+    asked = [params_of(temperature=temperature, min_p=each, **kind) for each in (0.0, min_p, min_p / 2)]
+    nucleus.update_state(update(3, dict(enumerate(asked))))
+    values, ids = nucleus._groups[0].candidates(logits.clone())
+    kept = torch.zeros(logits.shape, dtype=torch.bool)
+    kept.scatter_(1, ids.expand_as(values), torch.isfinite(values))
+    scaled = logits / temperature
+    likely = scaled.softmax(-1)
+    least = likely.amax(-1, keepdim=True) * torch.tensor([[0.0], [min_p], [min_p / 2]])
+    scaled = scaled.masked_fill(likely < least, -torch.inf)
+    expected = torch.isfinite(filtered(scaled, [(int(kind.get("top_k", 0)), kind.get("top_p", 1.0))] * 3))
+    assert torch.equal(kept, expected)
+    assert len(set(kept.sum(1).tolist())) > 1 or min_p < 0.5
+    found = values.gather(1, values.argmax(1, keepdim=True))
+    assert torch.allclose(found, scaled.amax(1, keepdim=True))
+
+
+def test_to_vllm_a_request_that_draws_is_greedy():
+    """It would make noise for the whole vocabulary else, to draw from the one token that is left."""
+    asked = params_of(temperature=0.7, top_k=5, top_p=0.8, min_p=0.1)
+    assert asked.sampling_type is SamplingType.GREEDY
+    assert (asked.top_k, asked.top_p, asked.min_p) == (0, 1.0, 0.0)
+    assert not processor().is_argmax_invariant()
 
 
 def test_equal_logits_are_kept_together():

@@ -17,7 +17,7 @@ from msgspec.inspect import type_info
 from vllm import SamplingParams, envs
 from vllm.exceptions import VLLMValidationError
 from vllm.outputs import CompletionOutput
-from vllm.sampling_params import RequestOutputKind
+from vllm.sampling_params import RequestOutputKind, SamplingType
 from vllm.v1.request import RequestStatus
 
 from omnirelay.errors import (
@@ -104,8 +104,9 @@ def test_sampling_reaches_the_engine_as_it_was_asked_for():
     assert (result.max_tokens, result.min_tokens) == (10, 2)
     # Draws are not vLLM's, either.
     assert result.seed is None
-    assert (result.temperature, result.top_k, result.top_p) == (0.9, 0, 1.0)
-    assert arguments_of(result).nucleus == (40, 1.0)
+    assert (result.temperature, result.top_k, result.top_p) == (0.0, 0, 1.0)
+    assert result.sampling_type is SamplingType.GREEDY
+    assert arguments_of(result).draws == (0.9, 40, 1.0, 0.0)
     assert result.stop_token_ids == [3]
     assert result.output_kind is RequestOutputKind.DELTA
     assert result.detokenize is False

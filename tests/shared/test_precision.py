@@ -20,14 +20,14 @@ def _as_before() -> Iterator[None]:
     CUDNN.allow_tf32 = cudnn
 
 
-@pytest.mark.parametrize("precision", ["exact", "fast"])
+@pytest.mark.parametrize("precision", ["exact", "fast", "bfloat16"])
 def test_products_and_convolutions_have_one_precision(precision: Precision) -> None:
     set_float32_precision("fast" if precision == "exact" else "exact")
     set_float32_precision(precision)
     for operators in (torch.backends.cuda.matmul, CUDNN.conv, CUDNN.rnn):
-        assert (operators.fp32_precision == "tf32") is (precision == "fast")
+        assert (operators.fp32_precision == "tf32") is (precision != "exact")
     # What libraries read and set: it raises if the switches contradict each other.
     assert torch.get_float32_matmul_precision() == ("highest" if precision == "exact" else "high")
-    assert CUDNN.allow_tf32 is (precision == "fast")
+    assert CUDNN.allow_tf32 is (precision != "exact")
     with CUDNN.flags(enabled=True, benchmark=False):
         pass

@@ -130,7 +130,7 @@ def pieces(synthesizer: SolverSynthesizer) -> Iterator[Tensors]:
 @pytest.mark.long
 @torch.no_grad()
 def test_both_models_are_traced_whole(request, bare, monkeypatch):
-    """Dynamo raises where what is computed depends on what tensors hold; activations are those of GPUs."""
+    """Dynamo raises where what is computed depends on what tensors hold; activations are the reference's."""
     monkeypatch.setattr(AntiAliasedActivation, "forward", Qwen2_5OmniAntiAliasedActivation1d.forward)
     oracle = request.getfixturevalue(request.node.callspec.params["bare"])
     cases: list[tuple[Callable[..., Any], Tensors]] = [

@@ -534,7 +534,10 @@ def test_chunks_of_every_size_are_made_before_a_gpu_is_ready(
     rig.service.warm_up()
     assert set(sizes) == set(range(1, SynthesisConfig().max_chunk_blocks + 1))
     assert rig.service.active_requests() == []
+    # Nothing was counted, nor its time measured.
     assert change("omnirelay_synthesis_chunks_total", stage="token2wav") == 0
+    scheduler = rig.service._engine.scheduler
+    assert scheduler.solver_steps == sum(scheduler.batch_sizes.counts) == rig.service.model_time.seconds == 0
     monkeypatch.undo()
     codes = rig.oracle.codes(100)
     rig.stream("a", codes, 10)

@@ -1,5 +1,8 @@
+from typing import Any
+
 import pytest
 import torch
+from torch._dynamo.backends.debugging import aot_eager
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5OmniBigVGANConfig
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import (
     Qwen2_5OmniAntiAliasedActivation1d,
@@ -19,6 +22,7 @@ from services.families.qwen2_5_omni.token2wav.vocoder import (
     AntiAliasedActivation,
     Context,
     Vocoder,
+    activation,
     contexts,
     samples_per_frame,
 )
@@ -60,7 +64,37 @@ def test_activation_equals_the_reference(channels, length):
     values = torch.randn(1, channels, length, generator=generator)
     expected = Qwen2_5OmniAntiAliasedActivation1d(snake)(values)
     assert (expected - values).abs().max() > 1e-3
-    assert (AntiAliasedActivation(snake)(values) - expected).abs().max() < 1e-5
+    ours = AntiAliasedActivation(snake)
+    assert (ours(values) - expected).abs().max() < 1e-5
+    # What is compiled on a GPU.
+    assert (activation(values, *ours._factors(), ours.taps) - expected).abs().max() < 1e-5
+
+
+@torch.no_grad()
+def test_what_gpus_compile_is_traced_whole_and_once_for_all_lengths():
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return aot_eager(graph, inputs)
+
+    torch._dynamo.reset()
+    compiled = torch.compile(activation, backend=backend, dynamic=True, fullgraph=True)
+    for pieces, channels, length in ((2, 8, 50), (4, 16, 120), (8, 4, 33), (1, 8, 240), (4, 8, 70)):
+        ours = AntiAliasedActivation(Qwen2_5OmniSnakeBeta(channels))
+        values = torch.randn(pieces, channels, length, generator=torch.Generator().manual_seed(length))
+        found = compiled(values, *ours._factors(), ours.taps)
+        assert (found - ours(values)).abs().max() < 1e-5
+    # One more where a batch is of one.
+    assert len(graphs) <= 2
+    torch._dynamo.reset()
+
+
+def test_a_gpu_s_vocoder_compiles_its_activations(vocoder):
+    config = vocoder.bigvgan.config
+    for fused in (False, True):
+        made = [each for each in Vocoder(config, fused).modules() if isinstance(each, AntiAliasedActivation)]
+        assert {each.fused for each in made} == {fused}
 
 
 def test_the_network_s_activations_are_the_fast_ones(vocoder):

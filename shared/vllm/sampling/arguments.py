@@ -1,11 +1,20 @@
 """What a service tells its scheduler, worker and logits processors of a request, beside vLLM's parameters."""
 
 from dataclasses import dataclass
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 from vllm import SamplingParams
 
 _KEY: Final = "omnirelay"
+
+
+class Draws(NamedTuple):
+    """How a request draws."""
+
+    temperature: float
+    top_k: int  # 0 for all
+    top_p: float
+    min_p: float
 
 
 @dataclass(eq=False, slots=True)
@@ -15,7 +24,7 @@ class RequestArguments:
     wants_rows: bool = False  # Its conditioning rows are sent
     stream: int = 0  # Of seeded draws
     made: int = 0  # Draws of earlier attempts
-    nucleus: tuple[int, float] | None = None  # Top-k and top-p of draws, which are not vLLM's sampler's
+    draws: Draws | None = None  # Which vLLM's sampler does not make; None of greedy requests
     repetition: float = 1.0  # The penalty that vLLM's sampler does not have
     seen: Any = None  # Tokens that the penalty is for, kept while the request is out of the batch
     presence: float = 0.0  # Penalties for tokens of the answer, over all attempts

@@ -60,6 +60,19 @@ def test_what_compiles_kernels_is_looked_for(tmp_path: Path, monkeypatch: pytest
     assert f"lacks a C compiler (gcc) and Python.h ({tmp_path})" in triton.what
 
 
+@pytest.mark.parametrize(("library", "named"), [(("glibc", "2.28"), "glibc 2.28"), (("", ""), "unknown")])
+def test_a_c_library_that_is_too_old_is_named(
+    library: tuple[str, str], named: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("platform.libc_ver", lambda: library)
+    found, *_ = look([BIG])
+    assert found.level == "problem"
+    assert named in found.what
+    assert "2.34" in found.what
+    monkeypatch.setattr("platform.libc_ver", lambda: ("glibc", "2.34"))
+    assert all(each.level == "ok" for each in look([BIG]))
+
+
 @pytest.mark.parametrize(
     ("driver", "levels"), [("12.9", ["problem", "problem"]), ("13.0", ["problem"]), (None, ["problem"])]
 )

@@ -35,6 +35,17 @@ _OUTPUT_VECTORS = 2
 """Scale and shift before the output."""
 
 
+class HalfLinear(nn.Linear):
+    """A linear layer in bfloat16, from float32 and to it."""
+
+    def __init__(self, inputs: int, outputs: int) -> None:
+        super().__init__(inputs, outputs, dtype=torch.bfloat16)
+
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        """[..., inputs] -> [..., outputs], float32."""
+        return super().forward(values.to(torch.bfloat16)).float()
+
+
 class DiTBatch(NamedTuple):
     """What a batch of sequences keeps over all evaluations of the network."""
 

@@ -13,13 +13,13 @@ from vllm.platforms import current_platform
 from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni.files import SPEAKER_FILE, is_of_another
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, check_speakers
-from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
+from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, HalfLinear
 from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, component_configs, geometry_of
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.model import SynthesisModel
-from services.token2wav.scheduler import budget_of, records
+from services.token2wav.scheduler import budget_of, in_half, records
 from shared.vllm.recorded import CudaGraphs
 
 
@@ -37,7 +37,10 @@ _COMPUTED = ["rotary_embed.inv_freq", "sample.filter"]
 
 
 class Token2WavForSynthesis(SynthesisModel):
-    """DiT and vocoder, float32 as the reference insists (``Qwen2_5OmniForConditionalGeneration``)."""
+    """DiT and vocoder, float32 as the reference insists (``Qwen2_5OmniForConditionalGeneration``).
+
+    Linear layers of the DiT's blocks may be bfloat16: see :attr:`shared.config.SynthesisConfig.precision`.
+    """
 
     hf_to_vllm_mapper = WeightsMapper(
         orig_to_new_prefix={
@@ -56,12 +59,13 @@ class Token2WavForSynthesis(SynthesisModel):
         self._model_dir = Path(vllm_config.model_config.model)
         speakers = load_speakers(self._model_dir)
         check_speakers(speakers, dit_config, self._model_dir / SPEAKER_FILE)
-        self.dit = DiffusionTransformer(dit_config, vllm_projection).float()
-        self.vocoder = Vocoder(bigvgan_config).float()
+        projection = HalfLinear if in_half(vllm_config.additional_config) else vllm_projection
+        self.dit = DiffusionTransformer(dit_config, projection)
+        record = CudaGraphs() if records(vllm_config.additional_config) else None
+        self.vocoder = Vocoder(bigvgan_config, fused=record is not None).float()
         work = SolverWork(geometry_of(dit_config, bigvgan_config), budget_of(vllm_config.additional_config))
         conditioner = Conditioner(self.dit, speakers)
         together = not current_platform.is_cpu()
-        record = CudaGraphs() if records(vllm_config.additional_config) else None
         self.synthesize_with(SolverSynthesizer(self.dit, self.vocoder, conditioner, work, together, record))
 
     @staticmethod

@@ -7,7 +7,7 @@ around it.  Given that many frames on either side of a chunk, the chunk's sample
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 import torch
 from torch import nn
@@ -28,6 +28,14 @@ _FLOOR_DB, _REFERENCE_DB = -115, 20
 _QUIETEST = float(torch.exp(torch.tensor(_FLOOR_DB / 20.0 * math.log(10))))
 _REACH = _ACTIVATION_KERNEL // (2 * _ACTIVATION_RATIO)
 """Samples of one phase, or of the input, to either side that one result needs."""
+
+
+class Taps(NamedTuple):
+    """Filters of an anti-aliased activation: of even and odd samples, and back."""
+
+    even: tuple[float, ...]
+    odd: tuple[float, ...]
+    down: tuple[float, ...]
 
 
 class Context(NamedTuple):
@@ -86,8 +94,42 @@ def _activation_reach() -> int:
     return (down_left + up_left) // _ACTIVATION_RATIO
 
 
+def activation(hidden: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, taps: Taps) -> torch.Tensor:
+    """Snake between upsampling and downsampling by two, [pieces, channels, time], for a compiler to fuse.
+
+    ``alpha`` and ``beta`` [channels, 1] are factors of ``x + sin(alpha x)^2 / beta``; what
+    :class:`AntiAliasedActivation` says of filters holds here.
+    """
+    shifted = _shifted(functional.pad(hidden, (_REACH, _REACH), mode="replicate"))
+    phases = torch.stack([_weighted(shifted[:-1], taps.even), _weighted(shifted[1:], taps.odd)])
+    phases = phases + (phases * alpha).sin().square() / beta
+    first, last = phases[:1, ..., :1], phases[1:, ..., -1:]
+    padded = torch.cat([first.expand(2, -1, -1, _REACH), phases, last.expand(2, -1, -1, _REACH)], dim=-1)
+    even, odd = _shifted(padded[0]), _shifted(padded[1])
+    return _weighted([*even[1:], *odd[:-1]], taps.down)
+
+
+def _shifted(padded: torch.Tensor) -> list[torch.Tensor]:
+    """A signal without its padding, shifted by each number of positions; for any length at once."""
+    time = padded.shape[-1] - 2 * _REACH
+    return [padded[..., first : first + time] for first in range(2 * _REACH + 1)]
+
+
+def _weighted(values: Sequence[torch.Tensor], taps: Sequence[float]) -> torch.Tensor:
+    total = values[0] * taps[0]
+    for value, tap in zip(values[1:], taps[1:], strict=True):
+        total = total + value * tap
+    return total
+
+
+compiled_activation = torch.compile(activation, dynamic=True)
+"""Of all layers; compiled at the first call."""
+
+
 class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
     """Snake between upsampling and downsampling by two, on a CPU as sums of shifted copies.
+
+    On a GPU it is compiled where ``fused`` is set, and else the reference class's.
 
     A transposed convolution with one filter for all channels inserts zeros and multiplies by them, and
     a library for convolutions is at its worst with single channels.  Even and odd samples of the
@@ -100,13 +142,15 @@ class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
         up = (2 * self.upsample.filter).flatten().tolist()
         down = self.downsample.filter.flatten().tolist()
         # Sample 2n is made of the inputs n-3..n+2, sample 2n+1 of n-2..n+3.
-        self._even_taps, self._odd_taps = up[::-2], up[-2::-2]
         # And sample n of the result of the even ones n-2..n+3 and the odd ones n-3..n+2.
-        self._down_taps = [*down[1::2], *down[::2]]
+        self.taps: Final = Taps(tuple(up[::-2]), tuple(up[-2::-2]), (*down[1::2], *down[::2]))
+        self.fused = False
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[pieces, channels, time] -> the same."""
         if not hidden_states.is_cpu:
+            if self.fused:
+                return compiled_activation(hidden_states, *self._factors(), self.taps)
             output: torch.Tensor = super().forward(hidden_states)
             return output
         time = hidden_states.shape[2]
@@ -115,20 +159,24 @@ class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
         # Even and odd samples of the upsampled signal, with room for its padding.
         phases = hidden_states.new_empty(2, *hidden_states.shape[:2], time + 2 * _REACH)
         signal = phases[..., _REACH:-_REACH]
-        _filter(shifted[:-1], self._even_taps, signal[0])
-        _filter(shifted[1:], self._odd_taps, signal[1])
+        _filter(shifted[:-1], self.taps.even, signal[0])
+        _filter(shifted[1:], self.taps.odd, signal[1])
         self._snake(signal)
         phases[..., :_REACH] = signal[0, ..., :1]
         phases[..., -_REACH:] = signal[1, ..., -1:]
         even, odd = (phase.unfold(2, time, 1).unbind(2) for phase in phases)
-        return _filter([*even[1:], *odd[:-1]], self._down_taps)
+        return _filter([*even[1:], *odd[:-1]], self.taps.down)
 
     def _snake(self, values: torch.Tensor) -> None:
         """Apply ``x + sin(alpha x)^2 / beta`` in place, [phases, pieces, channels, time]."""
-        alpha = torch.exp(self.act.alpha)[:, None]
-        beta = torch.exp(self.act.beta)[:, None] + self.act.no_div_by_zero
+        alpha, beta = self._factors()
         wave = (values * alpha).sin_().square_()
         values.addcmul_(wave, 1 / beta)
+
+    def _factors(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Alpha and beta, [channels, 1]."""
+        beta = torch.exp(self.act.beta)[:, None] + self.act.no_div_by_zero
+        return torch.exp(self.act.alpha)[:, None], beta
 
 
 def _filter(
@@ -142,9 +190,12 @@ def _filter(
 
 
 class Vocoder(nn.Module):
-    """BigVGAN on a part of a spectrogram, each layer on what the part needs of it."""
+    """BigVGAN on a part of a spectrogram, each layer on what the part needs of it.
 
-    def __init__(self, config: Qwen2_5OmniBigVGANConfig) -> None:
+    With ``fused`` activations are compiled on a GPU.
+    """
+
+    def __init__(self, config: Qwen2_5OmniBigVGANConfig, fused: bool = False) -> None:
         super().__init__()
         self.context, *self._layer_contexts = contexts(config)
         self.hop = samples_per_frame(config)
@@ -152,7 +203,9 @@ class Vocoder(nn.Module):
         for parent in list(self.bigvgan.modules()):
             for name, child in list(parent.named_children()):
                 if isinstance(child, Qwen2_5OmniAntiAliasedActivation1d):
-                    parent.add_module(name, AntiAliasedActivation(child.act))
+                    made = AntiAliasedActivation(child.act)
+                    made.fused = fused
+                    parent.add_module(name, made)
 
     def forward(self, left: torch.Tensor, target: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
         """Make float32 [..., target frames, mel_dim] audio, float32 [..., target frames * hop], in [-1, 1].
