@@ -56,7 +56,7 @@ def test_each_path_is_computed_and_nothing_is_left(make_thinker: MakeThinker, ti
         return sample(logits, *rest)
 
     def applied(processor: DrawProcessor, logits: torch.Tensor) -> torch.Tensor:
-        drawn.update((bool(each.top_k), each.top_p < 1) for each in processor._requests.values())
+        drawn.update((bool(each.draws.top_k), each.draws.top_p < 1) for each in processor._requests.values())
         return apply(processor, logits)
 
     with (
