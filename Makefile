@@ -236,10 +236,11 @@ format: env ## put the code into the form that check wants
 	@$(BIN)/ruff format .
 
 # setuptools would put files that have been removed since into a wheel again.
-wheels: env ## build the distributions omnirelay (client) and omnirelay-server into dist
+wheels: env ## build the distributions omnirelay (client) and omnirelay-server into dist, and try them
 	@rm -rf build deploy/client/build dist
 	@$(BIN)/python -m pip wheel --quiet --no-deps --no-build-isolation --wheel-dir dist deploy/client .
 	@rm -rf build deploy/client/build
+	@PYTHON="$(PYTHON)" scripts/try_wheels.sh
 	@ls dist/*.whl
 
 clean: ## remove the environments and everything that was generated

@@ -6,6 +6,7 @@ import msgspec
 from msgspec import Meta
 
 from omnirelay.errors import MissingPackageError
+from omnirelay.tools import Call
 from omnirelay.values import MAX_LOGPROBS, MAX_START_DELAY_S, SAMPLE_BYTES, FinishReason, TokenId
 
 if TYPE_CHECKING:
@@ -100,6 +101,7 @@ class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
         prompt_token_ids: The prompt, with one placeholder per media item.
         prompt_tokens: Its length with placeholders expanded; 0 from a gateway that does not report it.
         cached_prompt_tokens: How many of them came from the prefix cache.
+        calls: Of functions, which the text has as the model writes them.
         text_token_ids: All text tokens, the end token included.
         codec_token_ids: All codec tokens, frame by frame; how long one lasts depends on the model.
         audio_seconds: Length of the speech.
@@ -123,6 +125,7 @@ class DoneEvent(msgspec.Struct, frozen=True, kw_only=True, tag="done"):
     state_seconds: dict[str, float]
     prompt_tokens: int = 0
     cached_prompt_tokens: int = 0
+    calls: list[Call] = []
 
 
 class ErrorEvent(msgspec.Struct, frozen=True, kw_only=True, tag="error"):

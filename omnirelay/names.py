@@ -10,6 +10,7 @@ from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart, Video
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from omnirelay.status import StatusReport
+from omnirelay.tools import Call, tool_result
 
 __all__ = [
     "Answer",
@@ -17,6 +18,7 @@ __all__ = [
     "AsyncClient",
     "AudioEvent",
     "AudioPart",
+    "Call",
     "ChatEvent",
     "ChatMessage",
     "ChatResult",
@@ -33,5 +35,6 @@ __all__ = [
     "audio",
     "build_request",
     "image",
+    "tool_result",
     "video",
 ]

@@ -15,6 +15,7 @@ from omnirelay.content import MAX_MESSAGES, ChatMessage
 from omnirelay.errors import ConfigError, MessageError
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, Event, TextEvent
 from omnirelay.status import StatusReport
+from omnirelay.tools import Choice, Tools
 from omnirelay.values import (
     MAX_BIASES,
     ChunkFrames,
@@ -119,6 +120,8 @@ class GenerateRequest(
     """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] = []
+    tools: Tools = []
+    tool_choice: Choice | None = None
     prompt_text: str | None = None
     prompt_token_ids: Annotated[list[int], Meta(max_length=MAX_PROMPT_IDS)] | None = None
     speech: bool = True

@@ -1,6 +1,7 @@
 """The addresses that the stack listens on: which, whether they are free, who uses them."""
 
 import errno
+import json
 import os
 import socket
 from collections.abc import Iterator, Mapping
@@ -44,17 +45,35 @@ def require_free(config: Config) -> None:
 
 
 def moved(config: Config, offset: int) -> dict[str, str]:
-    """Return environment variables that move a stack: ports by ``offset``, sockets to further paths."""
+    """Return environment variables that move a stack: ports by ``offset``, sockets to further paths.
+
+    The gateways of other machines move too: they are of the same stack, and started with the same offset.
+    """
     given = dict(_written(config))
     for stage in STAGES:
         if (advertised := config.stage(stage).advertise) is not None:
             given[f"stages.{stage}.advertise"] = advertised
-    elsewhere = {}
-    for key, address in given.items():
-        place, _, port = address.rpartition(":")
-        there = f"{address}.{offset}" if address.startswith("ipc://") else f"{place}:{int(port) + offset}"
-        elsewhere[f"{ENV_PREFIX}{key.upper().replace('.', '__')}"] = there
-    return elsewhere
+    elsewhere = {key: _moved(address, offset) for key, address in given.items()}
+    gateway = config.gateway
+    if gateway.others:
+        others = [
+            {name: _moved(address, offset) for name, address in each.model_dump().items()}
+            for each in gateway.others
+        ]
+        elsewhere["gateway.others"] = json.dumps(others)
+    if gateway.http_gateways:
+        elsewhere["gateway.http_gateways"] = json.dumps(
+            [_moved(each, offset) for each in gateway.http_gateways]
+        )
+    return {f"{ENV_PREFIX}{key.upper().replace('.', '__')}": there for key, there in elsewhere.items()}
+
+
+def _moved(address: str, offset: int) -> str:
+    """Move an address; an origin without a port is that of a proxy, and stays."""
+    if address.startswith("ipc://"):
+        return f"{address}.{offset}"
+    place, _, port = address.rpartition(":")
+    return f"{place}:{int(port) + offset}" if port.isdecimal() else address
 
 
 def addresses(config: Config) -> Iterator[tuple[str, str]]:

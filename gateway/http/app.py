@@ -30,6 +30,7 @@ from gateway.http.openai.speech import START_DELAY, SpeechApi
 from gateway.http.openai.speech_socket import SpeechSocket
 from gateway.http.openai.tokens import TokensApi
 from gateway.http.openai.transcription import TranscriptionApi
+from gateway.http.openapi import OpenApi
 from gateway.http.operations import OperationsApi
 from gateway.http.page import PageApi
 from gateway.http.realtime.endpoint import ClientSecretsApi, RealtimeApi, Sessions
@@ -80,9 +81,12 @@ def make_app(context: HttpContext) -> Starlette:
         OperationsApi(context),
         ResponsesApi(context),
     )
+    description = OpenApi(page)
     routes = [
         Route("/", page.index),
         Route("/page/{name}", page.file),
+        Route("/openapi.json", description.document),
+        Route("/docs", description.page),
         Route("/v1/chat/completions", ChatApi(context).create, methods=["POST"]),
         Route("/v1/completions", CompletionsApi(context).create, methods=["POST"]),
         Route("/v1/responses", responses.create, methods=["POST"]),
@@ -130,6 +134,7 @@ def _calls(context: HttpContext, sessions: Sessions) -> list[BaseRoute]:
 
 
 async def _no_calls(request: Request) -> Response:
+    """Refuse calls by WebRTC: gateway.webrtc.enabled is false."""
     del request
     raise CallsDisabledError(
         "this gateway takes no calls by WebRTC: use the WebSocket /v1/realtime, or set "

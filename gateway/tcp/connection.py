@@ -13,10 +13,12 @@ import msgspec
 from gateway.access.access import Access
 from gateway.access.clients import NO_KEY, Principal
 from gateway.fairness.uploads import UploadRoom
+from gateway.input.tools import CallParser, with_calls, with_tools
 from gateway.manager import Gateway
 from gateway.requests.response_stream import ResponseStream
 from gateway.tcp.incoming import Incoming, require_few_values
 from omnirelay import error_codes
+from omnirelay.content import media_of
 from omnirelay.errors import (
     BusyError,
     CancelledRequestError,
@@ -61,6 +63,8 @@ STALL_S: Final = 60.0
 """How long a client may read nothing while something is to be sent, as over HTTP."""
 FAREWELL_S: Final = 1.0
 """How long a connection that is being closed may take its last events."""
+MAX_WITH_TOOLS_BYTES: Final = 2**22
+"""Of a request without its media: describing functions keeps the event loop for milliseconds."""
 MAX_ENDED_EARLY: Final = 1000
 """Uploads of a connection that ended before their last piece, remembered; the oldest is forgotten first."""
 _DECODER: Final = msgspec.msgpack.Decoder[ClientMessage](ClientMessage)
@@ -269,28 +273,30 @@ class Connection:
         # Frees the request's files when it ends, not when the client has read the whole answer.
         del read
         try:
-            stream = await opening
+            opened = await opening
         finally:
             self._opening.discard(client_id)
-        if isinstance(stream, ErrorEvent):
-            await self._finish(client_id, stream)
+        if isinstance(opened, ErrorEvent):
+            await self._finish(client_id, opened)
             return
+        stream, parser = opened
         self._streams[client_id] = stream
         try:
             async for event in stream:
                 if isinstance(event, ErrorEvent):
                     self._gateway.metrics.told("tcp", event.code)
-                await self._send(Reply(client_id, event))
+                await self._send(Reply(client_id, with_calls(event, parser)))
         except OSError as error:
             log.debug("%s went away: %s", self._account.name, error)
         finally:
             del self._streams[client_id]
             stream.close()
 
-    async def _open(self, read: Reading) -> ResponseStream | ErrorEvent:
-        """Submit a request; an error event tells why it was rejected."""
+    async def _open(self, read: Reading) -> tuple[ResponseStream, CallParser | None] | ErrorEvent:
+        """Submit a request; an error event tells why it was rejected.  The parser finds an answer's calls."""
         try:
-            return await self._gateway.submit(await read(), self._account)
+            request, parser = with_tools(await read())
+            return await self._gateway.submit(request, self._account), parser
         except RequestError as error:
             return self._told(error)
         except asyncio.CancelledError as cancelled:
@@ -323,9 +329,16 @@ class Connection:
 
     async def _read_request(self, raw: msgspec.Raw) -> GenerateRequest:
         try:
-            return _REQUEST_DECODER.decode(raw)
+            request = _REQUEST_DECODER.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
+        if request.tools:
+            media = sum(part.nbytes for _, part in media_of(request.messages))
+            if memoryview(raw).nbytes - media > MAX_WITH_TOOLS_BYTES:
+                raise InvalidRequestError(
+                    f"tools and messages may have {MAX_WITH_TOOLS_BYTES} bytes besides media", "tools"
+                )
+        return request
 
     async def _send(self, message: ServerMessage) -> None:
         """Write a frame, one at a time; OSError if the client is gone, or reads nothing for long."""

@@ -17,6 +17,7 @@ from omnirelay.client.media import AudioSource, ImageSource, VideoSource, conten
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, MediaError
 from omnirelay.protocol import DEFAULT_SAMPLING, GenerateRequest, SamplingOverrides
+from omnirelay.tools import Choice, ChosenFunction, ChosenTool, Tool
 from omnirelay.values import TRANSCRIPTION_PROMPT
 
 Prompt = str | Sequence[ChatMessage | Mapping[str, Any]] | GenerateRequest
@@ -59,6 +60,8 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
     temperature: float | None = None,
     top_p: float | None = None,
     json_schema: str | Mapping[str, Any] | None = None,
+    tools: Sequence[Mapping[str, Any] | Tool] = (),
+    tool_choice: str | None = None,
     text_sampling: SamplingOverrides = DEFAULT_SAMPLING,
     codec_sampling: SamplingOverrides = DEFAULT_SAMPLING,
     chunk_frames: Sequence[int] = (),
@@ -89,6 +92,8 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         temperature: Of the text; the default is greedy.
         top_p: Of the text.
         json_schema: A JSON schema that the text obeys.
+        tools: Functions that the model may call, as in OpenAI's API; without speech only.
+        tool_choice: ``auto`` (the default), ``required``, ``none``, or the name of the function to call.
         text_sampling: Further parameters of the text, ``SamplingOverrides(top_k=20)``.
         codec_sampling: How speech is sampled; the default is that of the released model.
         chunk_frames: Sizes of the pieces of streamed speech in codec frames (whole blocks), for samples that
@@ -102,7 +107,7 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
 
     Raises:
         MediaError: A media item cannot be read.
-        InvalidRequestError: A dict is not a message.
+        InvalidRequestError: A dict is not a message, or not a tool.
         TypeError: A whole request was given together with options, or a conversation together with media; or
             an option was given twice.
     """
@@ -116,6 +121,8 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         speech=speech,
         speaker=speaker if voice is None else voice,
         streaming=streaming,
+        tools=[_convert(tool, Tool, f"tools[{at}]") for at, tool in enumerate(tools)],
+        tool_choice=_choice(tool_choice),
         text_sampling=_with(text_sampling, own),
         codec_sampling=codec_sampling,
         chunk_frames=list(chunk_frames),
@@ -149,6 +156,12 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
 def transcription(file: AudioSource, prompt: str | None = None, **options: Any) -> GenerateRequest:
     """Build the request that ``/v1/audio/transcriptions`` makes; options as of :func:`build_request`."""
     return build_request(TRANSCRIPTION_PROMPT, system=prompt, audio=file, speech=False, **options)
+
+
+def _choice(name: str | None) -> Choice | None:
+    if name is None or name in ("none", "auto", "required"):
+        return name  # type: ignore[return-value]  # the words of Choice
+    return ChosenTool("function", ChosenFunction(name))
 
 
 def _with(sampling: SamplingOverrides, own: Mapping[str, Any]) -> SamplingOverrides:

@@ -2,13 +2,14 @@
 
 import base64
 import html
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from omnirelay.client.wav import wav_bytes, write_wav
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent, samples_of
+from omnirelay.tools import Call
 
 if TYPE_CHECKING:
     from omnirelay.events import Samples
@@ -58,6 +59,11 @@ class ChatResult:
             sound = base64.b64encode(wav_bytes(self.waveform)).decode()
             player = f'<audio controls src="data:audio/wav;base64,{sound}"></audio>'
         return f"{player}<p>{html.escape(self.text)}</p>"
+
+    @property
+    def calls(self) -> Sequence[Call]:
+        """Calls of functions, in their order."""
+        return self.done.calls
 
     @property
     def audio(self) -> "Samples":

@@ -93,7 +93,7 @@ async def test_no_more_connections_are_taken_than_there_may_be(configure: Config
 
 async def test_over_http_what_is_not_open_needs_a_known_key(configure: Configure, keys: str) -> None:
     async with http_bench(configure(http_gateway(api_keys=keys))) as b, serving(b):
-        for path in ("/", "/page/app.js", "/livez", "/readyz", "/health", "/version"):
+        for path in ("/", "/page/app.js", "/livez", "/readyz", "/health", "/version", "/docs"):
             assert (await b.http.get(path)).status_code == 200
         answers = set()
         for headers in (

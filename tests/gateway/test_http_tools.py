@@ -1,6 +1,7 @@
 """Tools: what the model is told, and what becomes of its calls."""
 
 import json
+import re
 from copy import deepcopy
 from typing import Any
 
@@ -10,8 +11,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gateway.http.openai.tools import Call, CallParser
+from gateway.input.tools import CallParser
 from omnirelay.content import ChatMessage, TextPart
+from omnirelay.errors import InvalidRequestError, RequestError
+from omnirelay.protocol import GenerateRequest
+from omnirelay.tools import Call, Tool, tool_result
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway, speaking
@@ -190,3 +194,79 @@ def test_arguments_too_deep_to_be_read_stay_as_they_came(size: int) -> None:
     [part] = content
     assert isinstance(part, TextPart)
     assert msgspec.json.encode(deep).decode() in part.text
+
+
+async def test_the_clients_calls_are_those_of_http(configure: Configure) -> None:
+    answer = f"Let me see.\n{WEATHER}"
+    async with http_bench(configure(http_gateway())) as b, b.client() as client:
+        b.stages.max_positions = 4096
+        await until(lambda: b.process.gateway.registry.max_positions("thinker") == 4096)
+        question = ChatMessage("user", "Hi")
+        async with speaking(b, answer, []):
+            result = await client.chat([question], speech=False, tools=[TOOL]).result()
+            assert result.calls == [Call("weather", '{"city":"Ulm"}')]
+            assert result.text == answer
+            told = [question, ChatMessage("assistant", result.text), tool_result("rain", "no wind")]
+            assert (
+                await client.chat(told, speech=False, tools=[TOOL], tool_choice="none").result()
+            ).calls == []
+            assert (await b.post(tools=[TOOL])).status_code == 200
+        bare = WEATHER.removeprefix("<tool_call>\n").removesuffix("\n</tool_call>")
+        async with speaking(b, bare, []):
+            for choice in ("weather", "required"):
+                forced = await client.chat(
+                    [question], speech=False, tools=[TOOL], tool_choice=choice
+                ).result()
+                assert forced.calls == [ULM]
+                # It can be told again as it is.
+                assert forced.text == WEATHER
+            chosen: Any = {"type": "function", "function": {"name": "weather"}}
+            assert (await b.post(tools=[TOOL], tool_choice=chosen)).status_code == 200
+        first, told_again, over_http, named, required, named_http = b.stages.requests
+        assert first.prompt_token_ids == over_http.prompt_token_ids == required.prompt_token_ids
+        assert first.sampling.json_schema is None
+        schemas = [each.sampling.json_schema for each in (named, required, named_http)]
+        assert json.loads(schemas[0] or "")["properties"]["name"] == {"const": "weather"}
+        assert schemas == [schemas[0]] * 3
+        said = b.process._prompts._tokenizer.decode(told_again.prompt_token_ids, skip_special_tokens=False)
+        assert WEATHER in said
+        assert "<tool_response>\nrain\n</tool_response>\n<tool_response>\nno wind\n</tool_response>" in said
+
+
+async def test_a_call_survives_the_clients_connection(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b, b.client(reconnect_s=20) as client:
+        b.stages.max_positions = 4096
+        await until(lambda: b.process.gateway.registry.max_positions("thinker") == 4096)
+        answer = client.chat("Hi", speech=False, tools=[TOOL])
+        request, ids = await b.stages.request(0), b.encode(WEATHER)
+        await b.stages.text(request.request_id, 0, ids[:5])
+        await answer.__anext__()
+        connection = client._connection
+        assert connection is not None
+        assert connection._writer is not None
+        connection._writer.transport.abort()
+        resumed = await b.stages.request(1)
+        assert resumed.prompt_token_ids == request.prompt_token_ids
+        await b.stages.text(resumed.request_id, 0, ids[5:], "stop")
+        assert (await answer.result()).calls == [ULM]
+
+
+async def test_tools_that_cannot_be_called_are_refused_over_tcp(configure: Configure) -> None:
+    tool = {"type": "function", "function": {"name": "a b"}}
+    long = {"type": "function", "function": {"name": "weather", "description": "x" * 2**22}}
+    options: list[tuple[dict[str, Any], str]] = [
+        ({"speech": True}, "answers in text only"),
+        ({"tool_choice": "rockets"}, "among the tools"),
+        ({"tools": [], "tool_choice": "required"}, "among the tools"),
+        ({"tools": [tool]}, "tools[0]"),
+        ({"tools": [TOOL] * 129}, "128"),
+        ({"tools": [long]}, "besides media"),
+    ]
+    async with http_bench(configure(http_gateway())) as b, b.client() as client:
+        for changed, words in options:
+            with pytest.raises(RequestError, match=re.escape(words)):
+                await client.chat("Hi", **{"speech": False, "tools": [TOOL], **changed}).result()
+        request = GenerateRequest(prompt_text="Hi", speech=False, tools=[msgspec.convert(TOOL, Tool)])
+        with pytest.raises(InvalidRequestError, match="described in messages"):
+            await client.chat(request).result()
+        assert not b.stages.requests

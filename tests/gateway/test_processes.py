@@ -420,7 +420,10 @@ def test_the_host_of_serve_may_be_of_ipv6(tmp_path: Path) -> None:
     }
     path = tmp_path / "config.yaml"
     path.write_text(
-        "gateway: {http: null, events: 'ipc:///tmp/events'}\nstages: {talker: {advertise: tcp://a:5}}\n"
+        "gateway:\n"
+        "  {http: null, events: 'ipc:///tmp/events', http_gateways: ['http://[::1]:8010', 'https://proxied'],\n"
+        "   others: [{events: tcp://b:6, control: tcp://b:7}]}\n"
+        "stages: {talker: {advertise: tcp://a:5}}\n"
         "security: {internal_network: true}"
     )
     arguments = build_parser().parse_args(["up", "--config", str(path), "--port-offset", "7"])
@@ -428,6 +431,9 @@ def test_the_host_of_serve_may_be_of_ipv6(tmp_path: Path) -> None:
     assert "OMNIRELAY_GATEWAY__HTTP" not in changed
     assert changed["OMNIRELAY_GATEWAY__EVENTS"] == "ipc:///tmp/events.7"
     assert changed["OMNIRELAY_STAGES__TALKER__ADVERTISE"] == "tcp://a:12"
+    gateway = load_config(path, changed).gateway
+    assert [(each.events, each.control) for each in gateway.others] == [("tcp://b:13", "tcp://b:14")]
+    assert gateway.http_gateways == ["http://[::1]:8017", "https://proxied"]
 
 
 @pytest.mark.parametrize("cause", ["address_in_use", "stage_start_failed"])

@@ -28,6 +28,8 @@ NOTICE = "document.getElementById('notice').textContent"
 LONG_ENOUGH = "parseFloat(document.getElementById('clock').textContent) >= 0.5"
 END = f"{ANSWER}.getBoundingClientRect().bottom"
 RECORDING = "!document.getElementById('recording').hidden"
+TITLES = "[...document.querySelectorAll('.open')].map(each => each.firstChild.textContent)"
+PLACE = "document.getElementById('{}').getBoundingClientRect().toJSON()"
 PLAYS = "[...document.querySelectorAll('.play')].map(each => each.ariaLabel)"
 
 Before = Callable[..., AbstractAsyncContextManager[tuple[HttpBench, Page]]]
@@ -66,6 +68,11 @@ async def answered(b: HttpBench, page: Page, question: str, text: str) -> ThinkR
     return request
 
 
+def prompt_of(b: HttpBench, request: ThinkRequest) -> str:
+    prompt: str = b.process._prompts._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
+    return prompt
+
+
 async def half_answered(b: HttpBench, page: Page) -> ThinkRequest:
     """Ask the first question, and begin to answer it."""
     await ask(page, "First")
@@ -79,7 +86,7 @@ async def text_only(page: Page) -> None:
     await page.js("document.getElementById('voice').value = '(text only)'")
 
 
-async def test_a_conversation_survives_a_reload_and_new_forgets_it(before: Before, picture: Path) -> None:
+async def test_a_conversation_survives_a_reload_and_new_begins_another(before: Before, picture: Path) -> None:
     async with before() as (b, page), speaking(b, "A house.", [melody()]):
         await drop(page, picture)
         await ask(page, "What is it?")
@@ -100,12 +107,85 @@ async def test_a_conversation_survives_a_reload_and_new_forgets_it(before: Befor
         await page.resize(1200, 500)
         await page.js("scrollTo(0, 1e6)")
         await drop(page, picture)
-        await page.until(f"{END} <= document.querySelector('.row').getBoundingClientRect().top")
+        await page.until(f"{END} <= document.getElementById('row').getBoundingClientRect().top")
         await page.click("#reset")
         await page.until("document.querySelectorAll('.turn, #files li').length === 0")
         await page.open(b.url)
         await page.until(READY)
         assert await page.js("document.querySelectorAll('.turn').length") == 0
+
+
+async def test_earlier_conversations_are_listed_opened_and_deleted(before: Before) -> None:
+    async with before() as (b, page):
+        await text_only(page)
+        for number in range(22):
+            await page.click("#reset")
+            await page.until("document.querySelectorAll('.turn').length === 0")
+            await answered(b, page, f"Question {number}", f"Answer {number}")
+        await page.click("#menu-open")
+        await page.until(f"{TITLES}.length")
+        # The oldest two have made room.
+        assert await page.js(TITLES) == [f"Question {number}" for number in reversed(range(2, 22))]
+        assert await page.js("document.querySelectorAll('.open[aria-current]').length") == 1
+        await page.click("#conversations li:nth-child(3) .open")
+        await page.until(f"{TURNS}.join() === 'Question 19,Answer 19'")
+        # It goes on where it was, and after a reload.
+        request = await answered(b, page, "Go on", "Well")
+        assert "Answer 19" in prompt_of(b, request)
+        await page.open(b.url)
+        await page.until(f"{TURNS}.join() === 'Question 19,Answer 19,Go on,Well'")
+        await page.click("#menu-open")
+        await page.until(f"{TITLES}[0] === 'Question 19'")
+        for left in (19, 18):
+            await page.click("#conversations li:nth-child(1) .remove")
+            await page.until(f"{TITLES}.length === {left}")
+        # The first was the one that was open.
+        assert await page.js(TITLES) == [
+            f"Question {number}" for number in reversed(range(2, 22)) if number < 19 or number == 20
+        ]
+        assert await page.js("document.querySelectorAll('.turn').length") == 0
+        await page.click("#menu-close")
+        assert not await page.js("document.getElementById('menu').open")
+
+
+async def test_instructions_precede_every_conversation(before: Before) -> None:
+    async with before() as (b, page):
+        await text_only(page)
+        await page.click("#menu-open")
+        await page.until("document.getElementById('menu').open")
+        await page.click("#system")
+        await page.write("Answer in one word.")
+        await page.press("Escape")
+        for _ in range(2):
+            request = await answered(b, page, "Why?", "So")
+            assert prompt_of(b, request).count("Answer in one word.") == 1
+            await page.open(b.url)
+            await page.until(READY)
+            await text_only(page)
+            await page.click("#reset")
+            await page.until("document.querySelectorAll('.turn').length === 0")
+
+
+@pytest.mark.parametrize("width", [320, 375])
+async def test_on_a_phone_there_is_room_to_type_with_a_file(
+    before: Before, picture: Path, width: int
+) -> None:
+    async with before() as (b, page):
+        await page.resize(width, 640, phone=True)
+        await half_answered(b, page)
+        await drop(page, picture)
+        places = {
+            name: await page.js(PLACE.format(name)) for name in ("text", "send", "stop", "live", "attach")
+        }
+        assert places["text"]["width"] >= 240
+        assert places["stop"]["left"] - places["send"]["right"] >= 6
+        assert places["send"]["left"] - places["live"]["right"] >= 6
+        assert all(0 <= each["left"] < each["right"] <= width for each in places.values())
+        assert await page.js("document.documentElement.scrollWidth") == width
+        assert await page.js("document.querySelector('.bar').clientHeight") < 80
+        assert (
+            await page.js("document.getElementById('stack-text').textContent") == "Ready · model checkpoint"
+        )
 
 
 async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before: Before) -> None:

@@ -1,5 +1,6 @@
 """Conversations with an open microphone, in a real Chromium: by WebRTC, and by a WebSocket without it."""
 
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -24,6 +25,12 @@ SPEECH = (0.2 * melody(20.0)).astype(np.float32)
 LIVE = "document.getElementById('live')"
 WORDS = f"{ANSWER}?.querySelector('.words').textContent.includes('Very well')"
 SILENCE_S = 6
+STATE = "document.getElementById('live-state').textContent"
+NOTE_STATES = """
+    window.states = [];
+    const note = ([change]) => window.states.push(change.target.textContent);
+    new MutationObserver(note).observe(document.getElementById('live-state'), { childList: true });
+"""
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +53,7 @@ async def talking(folder: Path, microphone: Path, **gateway: Any) -> AsyncIterat
     async with http_bench(config) as b, speaking(b, ANSWERED, [SPEECH]), browser(folder, microphone) as page:
         await page.open(b.url)
         await page.until(READY)
+        await page.js(NOTE_STATES)
         await page.click("#live")
         yield b, page
         assert page.problems == []
@@ -64,12 +72,44 @@ async def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path,
         await page.until(f"{turns} === 2")
         metric = 'omnirelay_realtime_turns_total{event="started"}'
         assert await b.metric(metric) >= 2
-        await page.press("Escape")
-        await page.until(f"{LIVE}.ariaPressed === 'false'")
+        states = [each for each, _ in itertools.groupby(await page.js("states"))]
+        assert states[:4] == ["Connecting …", "Listening", "Thinking", "Speaking"]
+        # It shows how loud the microphone is, and nothing to type into.
+        pixels = "document.getElementById('live-level').getContext('2d').getImageData(0, 0, 300, 40).data"
+        assert await page.js(f"{pixels}.some(Boolean)")
+        assert await page.js("document.getElementById('row').hidden")
+        await page.click("#live-end")
+        await page.until(f"{LIVE}.ariaPressed === 'false' && !document.getElementById('row').hidden")
+        # What was said is still there, until the user begins anew.
+        assert await page.js("document.querySelectorAll('.turn').length") >= 3
+        await page.click("#reset")
+        await page.until("document.querySelectorAll('.turn').length === 0")
         context = b.process._context
         assert context is not None
         await until(lambda: not context.calls and not b.process.gateway._active, "the end")
         await until(lambda: b.process.gateway.held.total == 0, "nothing held")
+
+
+async def test_it_listens_again_after_an_answer_and_escape_ends_it(sentence: Path, tmp_path: Path) -> None:
+    config = make_config(make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway())
+    async with (
+        http_bench(config) as b,
+        browser(tmp_path, sentence) as page,
+        speaking(b, ANSWERED, [SPEECH[:9000]]),
+    ):
+        await page.open(b.url)
+        await page.js("localStorage.setItem('omnirelay-instructions', 'Answer in one word.')")
+        await page.open(b.url)
+        await page.until(READY)
+        await page.click("#live")
+        await page.until(f"{STATE} === 'Speaking'")
+        await page.until(f"{STATE} === 'Listening'")
+        prompts = b.process._prompts
+        said_to = prompts._tokenizer.decode(b.stages.requests[0].prompt_token_ids, skip_special_tokens=False)
+        assert "Answer in one word." in said_to
+        await page.press("Escape")
+        await page.until("document.getElementById('live-panel').hidden")
+        assert page.problems == []
 
 
 async def test_a_gateway_that_has_no_room(

@@ -60,12 +60,15 @@ def headings(page: Path) -> set[str]:
 def test_the_configuration_page_has_every_key_with_its_default_and_no_other() -> None:
     told = ROW.findall(read("docs/configuration.md"))
     assert len(told) == len(dict(told))
-    assert {key: yaml.safe_load(value) for key, value in told} == dict(schema(Config))
+    assert {key: yaml.safe_load(value) for key, value in told} == dict(schema(Config)), (
+        "write each key into docs/configuration.md, with its default"
+    )
 
 
 def test_every_error_code_is_in_the_page_of_errors_and_no_other() -> None:
     told = re.findall(r"^\| `(\w+)` \| `(\w+)` \|", read("docs/errors.md"), re.MULTILINE)
-    assert sorted(told) == sorted((kind.code, kind.__name__) for kind in family(OmniRelayError))
+    kinds = sorted((kind.code, kind.__name__) for kind in family(OmniRelayError))
+    assert sorted(told) == kinds, "write each error into docs/errors.md, with its class"
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -99,7 +102,9 @@ def test_the_page_of_commands_shows_every_command_and_only_options_that_exist() 
         assert name in commands, name
         shown[name].update(re.findall(r"--[a-z-]+", rest))
     for name, parser in commands.items():
-        assert shown[name] == set(options(parser)) - {"--help"}, name
+        assert shown[name] == set(options(parser)) - {"--help"}, (
+            f"write each option of `omnirelay {name}` into docs/cli.md, 'All options'"
+        )
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
@@ -111,6 +116,16 @@ def test_commands_in_the_text_are_understood(page: Path) -> None:
     for call in re.findall(r"(?<!from )\bomnirelay ([a-z]+(?:-[a-z]+)* [^`|<>()\n]+)", code):
         if "[" not in call:
             parser.parse_args(shlex.split(call, comments=True))
+
+
+def test_every_part_of_ci_is_documented_and_runs_in_the_workflow() -> None:
+    (parts,) = re.findall(r"^every=\((.*)\)$", read(".ci/run"), re.MULTILINE)
+    table = read("CONTRIBUTING.md").partition("\n| part | same as |")[2].partition("\n\n")[0]
+    assert re.findall(r"^\| `([a-z]+)` \|", table, re.MULTILINE) == parts.split()
+    jobs = yaml.safe_load(read(".github/workflows/ci.yaml"))["jobs"]
+    assert {*jobs["part"]["strategy"]["matrix"]["part"], "compose"} == set(parts.split())
+    for name in ("part", "compose"):
+        assert jobs[name]["steps"][-1]["run"].startswith(".ci/run ")
 
 
 STRUCTS = [
@@ -135,7 +150,8 @@ def test_the_protocol_page_names_every_message_and_field(struct: type[msgspec.St
     page = read("docs/protocol-messages.md")
     config = struct.__struct_config__
     names = [field.encode_name for field in msgspec.structs.fields(struct)]
-    assert [name for name in [*names, *([config.tag] if config.tag else [])] if f"`{name}`" not in page] == []
+    missing = [name for name in [*names, *([config.tag] if config.tag else [])] if f"`{name}`" not in page]
+    assert missing == [], f"write these of {struct.__name__} into docs/protocol-messages.md"
 
 
 def test_the_protocol_pages_example_is_what_the_gateway_and_a_client_say() -> None:

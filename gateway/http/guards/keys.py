@@ -12,7 +12,7 @@ from gateway.access.places import Place
 from omnirelay.errors import UnauthenticatedError
 from shared.http.protocol import PLACE
 
-OPEN_PATHS: Final = frozenset({"/", "/livez", "/readyz", "/health", "/version"})
+OPEN_PATHS: Final = frozenset({"/", "/docs", "/health", "/livez", "/openapi.json", "/readyz", "/version"})
 """Paths that need no key, besides the page's files."""
 OPEN_FOLDER: Final = "/page/"
 SUBPROTOCOL_KEY: Final = "openai-insecure-api-key."
@@ -31,8 +31,7 @@ def check_key(access: Access, scope: Scope) -> None:
     Raises:
         UnauthenticatedError: A key is needed, and is missing or invalid.
     """
-    path = scope["path"]
-    if path in OPEN_PATHS or path.startswith(OPEN_FOLDER):
+    if is_open(scope["path"]):
         return
     host, port = scope.get("client") or ("unknown", 0)
     # Without keys a client is its address; a WebSocket, which is long-lived, is one of its own.
@@ -44,6 +43,11 @@ def check_key(access: Access, scope: Scope) -> None:
         client = access.client(key, peer)
     scope[CLIENT] = client
     move(scope, access.share(client, host))
+
+
+def is_open(path: str) -> bool:
+    """Whether a path needs no key."""
+    return path in OPEN_PATHS or path.startswith(OPEN_FOLDER)
 
 
 def client_of(scope: Scope) -> Principal:

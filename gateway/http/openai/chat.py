@@ -17,9 +17,10 @@ from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.choices import stream_of, whole_of
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.strings import parse
-from gateway.http.openai.tools import Call, call_object
+from gateway.http.openai.tools import call_object
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, Event, TextEvent
 from omnirelay.protocol import GenerateRequest, partial_fields
+from omnirelay.tools import Call
 
 NAMES: Final[Mapping[str, str | None]] = {
     "speaker": "audio.voice",

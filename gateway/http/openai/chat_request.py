@@ -12,10 +12,11 @@ from gateway.http.encoding.encoders import FORMATS, AudioFormat, require_format
 from gateway.http.fields import convert, read_fields, require_one_of
 from gateway.http.openai.messages import Kept, Message, joined_results, read_message
 from gateway.http.openai.strings import MIN_LENGTH, Body
-from gateway.http.openai.tools import CallParser, Choice, Tools, calls_or, explained, forced_schema
+from gateway.input.tools import CallParser, with_tools
 from omnirelay.content import MAX_MESSAGES, ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.protocol import MAX_STOPS, GenerateRequest, PartialAnswer, SamplingOverrides, StopText
+from omnirelay.tools import Choice, Tools
 from omnirelay.values import MAX_BIASES, ChunkFrames, LogitBias, Logprobs, MinP, Penalty, TokenIdText
 from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Seed, Temperature, TopP
 
@@ -164,19 +165,10 @@ def read_chat(
         raise InvalidRequestError(f"the body is not UTF-8: {error}", "messages") from error
     messages = continued(joined_results(given, read))
     tools = fields.tools if fields.tool_choice != "none" else []
-    forced = forced_schema(tools, fields.tool_choice)
-    if tools and audio is not None:
-        raise UnsupportedError("tools are for answers in text only: calls would be spoken", "tools")
     _check_choices(fields, audio)
     _check_resumable(fields, audio, bool(tools))
-    text_sampling = _text_sampling(fields, max_text_tokens)
-    if tools:
-        # A call that must be made has no other form.
-        asked = text_sampling.json_schema
-        schema = forced if forced is not None or asked is None else calls_or(tools, asked)
-        text_sampling = msgspec.structs.replace(text_sampling, json_schema=schema)
-        messages = explained(messages, tools)
     stop = [fields.stop] if isinstance(fields.stop, str) and fields.stop else list(fields.stop)
+    text_sampling = _text_sampling(fields, max_text_tokens)
     described = msgspec.json.encode(tools).decode()
     for name, texts in (
         ("tools", [described]),
@@ -186,8 +178,10 @@ def read_chat(
         if any(map(strings.has_word, texts)):
             raise InvalidRequestError(f"{name} has a string of more than {MIN_LENGTH} bytes", name)
     voice = fields.audio.voice if fields.audio else None
-    request = GenerateRequest(
+    given_request = GenerateRequest(
         messages=messages,
+        tools=tools,
+        tool_choice=fields.tool_choice,
         speech=audio is not None,
         speaker=voice_name(voice),
         text_sampling=text_sampling,
@@ -201,6 +195,7 @@ def read_chat(
         resumable=fields.resumable,
         resume=fields.resume,
     )
+    request, parser = with_tools(given_request)
     running = usage.include_usage and usage.continuous_usage_stats
     options = ChatAnswerOptions(
         fields.model,
@@ -210,7 +205,7 @@ def read_chat(
         fields.logprobs,
         audio,
         frozenset(tool.function.name for tool in tools),
-        text_sampling.json_schema is not None,
+        parser is not None and parser.bare,
         fields.parallel_tool_calls,
         fields.resumable,
         choices=fields.n,

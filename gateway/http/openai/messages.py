@@ -8,9 +8,10 @@ from msgspec import Meta
 
 from gateway.http.fields import convert
 from gateway.http.openai.strings import LongStrings
-from gateway.http.openai.tools import MAX_TOOLS, PastCall, PastFunction, result_text
+from gateway.http.openai.tools import PastCall, PastFunction
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.tools import MAX_TOOLS, result_text
 
 ROLES: Final[Mapping[str, Role]] = {
     "system": "system",

@@ -8,8 +8,9 @@ from typing import Any
 
 from gateway.http.answer import HttpAnswer, finish_reason, tokens_of, usage_of
 from gateway.http.openai.chat_request import ChatAnswerOptions
-from gateway.http.openai.tools import Call, call_object
+from gateway.http.openai.tools import call_object
 from omnirelay.events import DoneEvent, TextEvent
+from omnirelay.tools import Call
 
 
 @dataclass(eq=False)

@@ -178,7 +178,7 @@ class ResponsesApi:
         self._kept = KeptAnswers[Sequence[ChatMessage]](MAX_KEPT_BYTES)
 
     async def create(self, request: Request) -> Response:
-        """Answer; errors are those of :func:`gateway.http.answer.begin`."""
+        """Continue a conversation; errors are those of :func:`gateway.http.answer.begin`."""
         options, answer = await begin(self._context, request, partial(self.read, request), NAMES)
         writer = self.writer(request, options, answer)
         if options.events:

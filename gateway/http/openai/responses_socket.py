@@ -41,7 +41,7 @@ class ResponsesSocket:
         self._idle_s = idle_s
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one client until it disconnects, or is idle."""
+        """Answer responses one after the other, until the client disconnects or is idle."""
         await socket.accept()
         connection = _Connection(socket, self._context, self._api)
         try:

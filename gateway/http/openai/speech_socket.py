@@ -54,7 +54,7 @@ class SpeechSocket:
         self._idle_s = idle_s
 
     async def serve(self, socket: WebSocket) -> None:
-        """Speak the text of one client."""
+        """Speak a text that grows, of one client."""
         await socket.accept()
         connection = _Connection(socket, self._context, self._idle_s)
         try:

@@ -18,7 +18,7 @@ from gateway.http.openai.strings import Body, parse
 from omnirelay.protocol import GenerateRequest
 
 
-class _Ids(msgspec.Struct, frozen=True):
+class DetokenizeFields(msgspec.Struct, frozen=True):
     """Token ids that become text; those outside the vocabulary have no text."""
 
     tokens: Annotated[list[Annotated[int, Meta(ge=0, lt=2**31)]], Meta(max_length=2**20)]
@@ -57,7 +57,9 @@ class TokensApi:
         Raises:
             InvalidRequestError: It is invalid.
         """
-        asked = await read_body(request, self._context, lambda body: read_fields(read_object(body), _Ids))
+        asked = await read_body(
+            request, self._context, lambda body: read_fields(read_object(body), DetokenizeFields)
+        )
         self._context.require_model(asked.model or self._context.model)
         gateway = self._context.gateway
         data = b"".join(

@@ -65,6 +65,10 @@ class PageApi:
         """
         return self._answer(request, request.path_params["name"])
 
+    def html(self, body: str) -> Response:
+        """Answer a page that is not a file."""
+        return Response(body, headers={**self._headers, "Content-Type": TYPES[".html"]})
+
     def _answer(self, request: Request, name: str) -> Response:
         if name not in self._files:
             raise HTTPException(404)

@@ -174,13 +174,17 @@ SECOND_S: Final = 1.0
 """Of a key's life; shorter in tests."""
 
 
-class _Expiry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class Expiry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a key lives."""
+
     anchor: Literal["created_at"] = "created_at"
     seconds: Annotated[int, Meta(ge=10, le=7200)] = LIFE_S
 
 
-class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    expires_after: _Expiry = _Expiry()
+class ClientSecretFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a request."""
+
+    expires_after: Expiry = Expiry()
     session: dict[str, Any] = {}
 
 
@@ -191,7 +195,7 @@ class ClientSecretsApi:
         self._context = context
 
     async def create(self, request: Request) -> Response:
-        """Make a key.
+        """Make a short-lived key for realtime sessions.
 
         Raises:
             OmniRelayError: As the body's fields, or there are too many keys.
@@ -199,7 +203,7 @@ class ClientSecretsApi:
         context = self._context
         body = await read_body(request, context, bytes, MAX_BYTES)
         values = read_object(bytearray(body)) if body else {}
-        fields: _Fields = convert_given(values, _Fields)
+        fields: ClientSecretFields = convert_given(values, ClientSecretFields)
         warnings: list[UnsupportedError] = []
         settings = changed_settings(context, Settings(), fields.session, "session", warnings.append)
         share, life = context.share(request), fields.expires_after.seconds
@@ -265,7 +269,7 @@ class RealtimeApi:
         )
 
     async def serve(self, socket: WebSocket) -> None:
-        """Serve one connection, and the session until another connection does."""
+        """Hold a realtime session, until another connection resumes it."""
         not_resumed: SessionNotResumedError | None = None
         try:
             try:

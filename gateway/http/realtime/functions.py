@@ -8,19 +8,11 @@ import msgspec
 from msgspec import Meta
 
 from gateway.http.fields import convert
-from gateway.http.openai.tools import (
-    MAX_TOOLS,
-    Choice,
-    ChosenFunction,
-    ChosenTool,
-    Function,
-    PastFunction,
-    Tool,
-    result_text,
-)
+from gateway.http.openai.tools import PastFunction
 from gateway.input.json_schema import require_feasible
 from omnirelay.content import Role
 from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.tools import MAX_TOOLS, Choice, ChosenFunction, ChosenTool, Function, Tool, result_text
 from omnirelay.values import PlainName
 
 MAX_TOOLS_BYTES: Final = 2**18

@@ -14,7 +14,6 @@ from gateway.http.context import HttpContext
 from gateway.http.encoding.g711 import G711Encoder
 from gateway.http.errors import body_of
 from gateway.http.fields import named
-from gateway.http.openai.tools import Call
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.functions import FunctionCall
@@ -28,6 +27,7 @@ from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
+from omnirelay.tools import Call
 from shared.log import limited
 
 CancelReason = Literal["client_cancelled", "turn_detected"]

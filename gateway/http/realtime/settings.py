@@ -11,14 +11,15 @@ from gateway.http.context import HttpContext
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import given, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
-from gateway.http.openai.tools import CallParser, Choice, Tool, explained, forced_schema
 from gateway.http.realtime.functions import read_choice, read_tools, shown_choice, shown_tools
 from gateway.http.realtime.input.transcription import TranscriptionRules, read_transcription
 from gateway.http.realtime.speech import BetaName, Format, FormatFields, read_format, shown_format
 from gateway.http.realtime.turns.rules import ServerVad, TurnRules, read_rules
+from gateway.input.tools import CallParser, explained, forced_schema
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.protocol import GenerateRequest
+from omnirelay.tools import Choice, Tool
 from shared.messages import Temperature
 
 MAX_INSTRUCTIONS: Final = 2**20

@@ -3,6 +3,7 @@
 import { Conversation } from "./conversation.js";
 import { FileError, Tray } from "./files.js";
 import { Live } from "./live.js";
+import { Menu } from "./menu.js";
 import { output, sounding } from "./player.js";
 import { Stack } from "./stack.js";
 import { Store } from "./store.js";
@@ -15,9 +16,11 @@ const coarse = matchMedia("(pointer: coarse)");
 const text = byId("text");
 const stack = new Stack(showStarters);
 const tray = new Tray(byId("files"), { notice, limits: () => stack.model?.limits, changed: update });
+const menu = new Menu(open);
 const conversation = new Conversation(byId("turns"), {
   voice: () => stack.voice,
   model: () => stack.model,
+  instructions: () => menu.instructions,
   why: () => stack.check(),
   draft,
   changed: update,
@@ -38,16 +41,15 @@ const talking = new Talking({
 const live = new Live({
   turns: byId("turns"),
   voice: () => stack.voice,
+  instructions: () => menu.instructions,
   calls: () => stack.model?.calls ?? false,
   begin() {
     conversation.stop();
     output();
     notice("");
-    byId("welcome").hidden = true;
   },
   changed: update,
   notice,
-  announce,
   follow,
 });
 
@@ -68,7 +70,6 @@ async function send() {
     tray.put([]);
     grow();
     notice("");
-    byId("welcome").hidden = true;
     await asked;
   } catch (error) {
     if (!(error instanceof FileError)) throw error;
@@ -81,7 +82,6 @@ async function send() {
 function draft(words, files) {
   text.value = [words, text.value].filter(Boolean).join("\n");
   tray.put([...files, ...tray.attachments]);
-  byId("welcome").hidden = !conversation.empty;
   grow();
   text.focus();
 }
@@ -92,14 +92,16 @@ function stop() {
   update();
 }
 
-async function reset() {
+/** Open an earlier conversation, or a new one. */
+async function open(id = null) {
   if (live.active) live.end();
   talking.discard();
   tray.clear();
   text.value = "";
-  await conversation.reset();
-  byId("welcome").hidden = false;
+  await conversation.open(id);
+  live.clear();
   notice("");
+  follow(true);
   grow();
   focus();
 }
@@ -109,6 +111,7 @@ async function reset() {
 let atEnd = true;
 
 function follow(always = false) {
+  if (!byId("turns").children.length) return;
   if (always || atEnd) document.documentElement.scrollTop = document.documentElement.scrollHeight;
 }
 
@@ -186,7 +189,7 @@ byId("stop").onclick = () => {
   stop();
   focus();
 };
-byId("reset").onclick = reset;
+byId("reset").onclick = () => open();
 byId("ideas").onclick = ({ target }) => {
   if (!target.classList.contains("idea")) return;
   text.value = target.textContent;
@@ -236,8 +239,9 @@ new ResizeObserver(() => follow()).observe(byId("composer"));
 
 async function begin() {
   await stack.check();
-  await conversation.restore(await Store.open());
-  byId("welcome").hidden = !conversation.empty;
+  const store = await Store.open();
+  menu.list(store);
+  await conversation.restore(store);
   follow(true);
 }
 

@@ -18,7 +18,7 @@ export class Conversation {
 
   /**
    * @param {Element} element where the turns are shown
-   * @param {object} page `voice()`: none for text alone; `model()`; `draft(words, files)`: put them in the message
+   * @param {object} page `voice()`: none for text alone; `model()`; `instructions()`: may be empty; `draft(words, files)`: put them in the message
    *     field; `why()`: asks why the stack does not serve, if it does not; `changed()`, `announce(words)`, `follow()`
    */
   constructor(element, page) {
@@ -31,14 +31,14 @@ export class Conversation {
     return this.#abort !== null;
   }
 
-  get empty() {
-    return !this.#exchanges.length;
-  }
-
   /** Show what the browser kept, and keep what follows. */
   async restore(store) {
     this.#store = store;
-    for (const saved of (await store?.load()) ?? []) {
+    await this.#load();
+  }
+
+  async #load() {
+    for (const saved of (await this.#store?.load()) ?? []) {
       const exchange = this.#add(saved.order, saved.words, saved.files.map((file) => new Attachment(file)));
       const answer = saved.answer ?? { state: "failed", text: "", samples: new Int16Array(0), message: CUT_OFF };
       this.#place(exchange, AnswerTurn.restored(answer, ...this.#calls(exchange), this.#retry(exchange, answer.state)));
@@ -63,14 +63,14 @@ export class Conversation {
     silence();
   }
 
-  /** Forget everything. */
-  async reset() {
+  /** Show another conversation: one that the browser keeps, or a new one. */
+  async open(id = null) {
     this.stop();
     await this.#last.catch(() => {});
-    const forgotten = this.#exchanges.splice(0);
-    // First in the browser: what the user saw go does not come back with a reload.
-    await this.#store?.clear();
-    for (const exchange of forgotten) remove(exchange);
+    for (const exchange of this.#exchanges.splice(0)) remove(exchange);
+    if (id === null) this.#store?.begin();
+    else this.#store?.select(id);
+    await this.#load();
   }
 
   #add(order, words, files) {
@@ -220,7 +220,8 @@ export class Conversation {
     budget.require(exchange.files);
     const earlier = this.#exchanges.slice(0, this.#exchanges.indexOf(exchange)).filter(({ turn }) => turn.text);
     const kept = new Set(earlier.flatMap(({ files }) => files).reverse().filter((file) => budget.take(file)));
-    const messages = [];
+    const instructions = this.page.instructions();
+    const messages = instructions ? [{ role: "system", content: instructions }] : [];
     for (const { words, files, turn } of earlier) {
       messages.push(await question(words || "(a file that is not sent again)", files.filter((file) => kept.has(file)), words));
       messages.push({ role: "assistant", content: turn.text });

@@ -2,27 +2,30 @@
 
 import { ApiError } from "./api.js";
 import { openLink } from "./links.js";
-import { openMicrophone, RecorderError } from "./recorder.js";
+import { Level, openMicrophone, RecorderError } from "./recorder.js";
 import { AnswerTurn, userTurn } from "./turns.js";
 
 const NOTE_MS = 250;
-const LABELS = { false: "Begin a conversation: the microphone stays open", true: "End the conversation" };
+const byId = (id) => document.getElementById(id);
 
 export class Live {
-  #button = document.getElementById("live");
+  #button = byId("live");
+  #level = null;
   #microphone = null;
   #link = null;
   #questions = new Map(); // by item
+  #answers = [];
   #answer = null; // the last one
   #timer = 0;
 
   /**
-   * @param {{turns: HTMLElement, voice: () => string, calls: () => boolean, begin: () => void, changed: () => void,
-   *     notice: (words: string) => void, announce: (words: string) => void, follow: () => void}} page
+   * @param {{turns: HTMLElement, voice: () => string, instructions: () => string, calls: () => boolean, begin: () => void, changed: () => void,
+   *     notice: (words: string) => void, follow: () => void}} page
    */
   constructor(page) {
     this.page = page;
-    this.#button.onclick = () => (this.active ? this.end() : this.begin());
+    this.#button.onclick = () => this.begin();
+    byId("live-end").onclick = () => this.end();
   }
 
   /** The microphone is open, or is about to be. */
@@ -34,7 +37,11 @@ export class Live {
     this.page.begin();
     try {
       this.#microphone = await openMicrophone();
+      this.#level = new Level(this.#microphone);
       this.#show();
+      this.#say("Connecting …");
+      this.#level.show(byId("live-level"));
+      byId("live-end").focus();
       const microphone = this.#microphone;
       const link = await openLink(microphone, this.#session(), this.page.calls(), (event) => this.#take(event));
       // It may have been ended meanwhile.
@@ -44,7 +51,7 @@ export class Live {
       }
       this.#link = link;
       this.#button.dataset.link = link.kind;
-      this.page.announce("Listening.");
+      this.#say("Listening");
       this.#note();
     } catch (error) {
       this.end();
@@ -56,30 +63,48 @@ export class Live {
   end() {
     clearTimeout(this.#timer);
     for (const track of this.#microphone?.getTracks() ?? []) track.stop();
+    this.#level?.close();
     this.#link?.close();
     this.#answer?.turn.cut();
     this.#finish("stopped");
-    this.#microphone = this.#link = null;
+    this.#microphone = this.#link = this.#level = null;
     this.#show();
     this.page.changed();
+  }
+
+  /** Take what was said off the page: the browser does not keep it. */
+  clear() {
+    for (const question of this.#questions.values()) question.remove();
+    for (const { turn } of this.#answers) turn.release();
+    this.#questions.clear();
+    this.#answers = [];
+    this.#answer = null;
   }
 
   #session() {
     const input = { turn_detection: { type: "server_vad" }, transcription: {} };
     const output = this.page.voice() ? { voice: this.page.voice() } : {};
-    return { type: "realtime", audio: { input, output } };
+    const instructions = this.page.instructions();
+    return { type: "realtime", audio: { input, output }, ...(instructions && { instructions }) };
   }
 
   #take(event) {
     switch (event.type) {
       case "input_audio_buffer.speech_started":
         this.#interrupt();
+        this.#say("Listening");
+        break;
+      case "input_audio_buffer.speech_stopped":
+        this.#say("Thinking");
         break;
       case "input_audio_buffer.committed":
         this.#ask(event.item_id);
         break;
+      case "conversation.item.input_audio_transcription.delta":
+        this.#heard(event.item_id, event.delta, true);
+        break;
       case "conversation.item.input_audio_transcription.completed":
-        this.#questions.get(event.item_id)?.querySelector(".words")?.replaceChildren(event.transcript);
+        this.#heard(event.item_id, event.transcript, false);
         break;
       case "response.created":
         this.#begin(event.response.id);
@@ -92,9 +117,18 @@ export class Live {
         break;
       case "response.output_audio.delta":
         this.#answer?.turn.addSamples(event.samples, event.start_delay_ms);
+        if (!this.#answer?.cut) this.#say("Speaking");
+        break;
+      case "output_audio_buffer.started":
+        this.#say("Speaking");
+        break;
+      case "output_audio_buffer.stopped":
+      case "output_audio_buffer.cleared":
+        this.#rest();
         break;
       case "response.done":
         this.#finish(event.response.status === "completed" ? "done" : "stopped", event.response.status_details?.error);
+        if (byId("live-state").textContent === "Thinking") this.#rest();
         break;
       case "error":
         this.page.notice(event.error.message);
@@ -114,16 +148,22 @@ export class Live {
 
   #begin(id) {
     const plays = this.#link?.kind !== "webrtc";
-    const turn = new AnswerTurn(plays, () => this.page.changed());
-    this.#answer = { id, turn, item: null, ended: false };
+    const turn = new AnswerTurn(plays, () => {
+      this.page.changed();
+      if (this.#answer?.turn === turn) this.#rest();
+    });
+    this.#answer = { id, turn, item: null, ended: false, cut: false };
+    this.#answers.push(this.#answer);
     this.page.turns.append(turn.element);
     this.page.changed();
   }
 
   /** The user speaks: what is being heard ends, and the gateway learns how much was. */
   #interrupt() {
-    const heard = this.#answer?.turn.cut();
-    if (heard !== null && heard !== undefined && this.#answer.item) this.#link?.truncate?.(this.#answer.item, heard);
+    if (!this.#answer) return;
+    this.#answer.cut = true;
+    const heard = this.#answer.turn.cut();
+    if (heard !== null && this.#answer.item) this.#link?.truncate?.(this.#answer.item, heard);
   }
 
   #finish(state, error) {
@@ -138,11 +178,27 @@ export class Live {
     if (this.#link) this.#timer = setTimeout(() => this.#note(), NOTE_MS);
   }
 
+  /** Show what is heard of a question, in pieces or at last the whole. */
+  #heard(item, words, goesOn) {
+    const shown = this.#questions.get(item)?.querySelector(".words");
+    if (!shown) return;
+    const before = goesOn && shown.textContent !== "…" ? shown.textContent : "";
+    shown.textContent = before + words;
+  }
+
+  /** An answer has been heard, unless the user has begun to speak. */
+  #rest() {
+    if (this.#link && byId("live-state").textContent !== "Listening") this.#say("Listening");
+  }
+
+  #say(state) {
+    byId("live-state").textContent = state;
+  }
+
   #show() {
-    const label = LABELS[this.active];
     this.#button.setAttribute("aria-pressed", String(this.active));
-    this.#button.setAttribute("aria-label", label);
-    this.#button.title = label;
+    byId("live-panel").hidden = !this.active;
+    byId("row").hidden = this.active;
     if (!this.active) delete this.#button.dataset.link;
   }
 }

@@ -36,10 +36,7 @@ export class Recording {
     this.recorder = new MediaRecorder(stream, { audioBitsPerSecond: 64000 });
     this.recorder.ondataavailable = (event) => this.#pieces.push(event.data);
     this.recorder.start();
-    // A context of its own: the microphone's rate need not be that of the answers.
-    this.context = new AudioContext();
-    this.meter = this.context.createAnalyser();
-    this.context.createMediaStreamSource(stream).connect(this.meter);
+    this.level = new Level(stream);
   }
 
   get seconds() {
@@ -48,18 +45,7 @@ export class Recording {
 
   /** Draw what is heard, until it ends. */
   show(canvas, clock) {
-    const samples = new Float32Array(2048);
-    const draw = () => {
-      if (this.recorder.state !== "recording") return;
-      this.meter.getFloatTimeDomainData(samples);
-      const levels = (this.levels ??= new Float32Array(60));
-      levels.copyWithin(0, 1);
-      levels[59] = samples.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
-      bars(canvas, levels);
-      clock.textContent = `${this.seconds.toFixed(1)} s`;
-      requestAnimationFrame(draw);
-    };
-    draw();
+    this.level.show(canvas, () => (clock.textContent = `${this.seconds.toFixed(1)} s`));
   }
 
   /** End it. @returns {Promise<File>} what was said */
@@ -81,7 +67,39 @@ export class Recording {
   #close() {
     if (this.recorder.state !== "inactive") this.recorder.stop();
     for (const track of this.stream.getTracks()) track.stop();
-    this.context.close();
+    this.level.close();
+  }
+}
+
+/** How loud a microphone is. */
+export class Level {
+  // A context of its own: the microphone's rate need not be that of the answers.
+  #context = new AudioContext();
+  #meter = this.#context.createAnalyser();
+
+  /** @param {MediaStream} stream */
+  constructor(stream) {
+    this.#context.createMediaStreamSource(stream).connect(this.#meter);
+  }
+
+  /** Draw it until it is closed; `tick` is called each time. */
+  show(canvas, tick = () => {}) {
+    const samples = new Float32Array(2048);
+    const levels = new Float32Array(60);
+    const draw = () => {
+      if (this.#context.state === "closed") return;
+      this.#meter.getFloatTimeDomainData(samples);
+      levels.copyWithin(0, 1);
+      levels[59] = samples.reduce((most, sample) => Math.max(most, Math.abs(sample)), 0);
+      bars(canvas, levels);
+      tick();
+      requestAnimationFrame(draw);
+    };
+    draw();
+  }
+
+  close() {
+    this.#context.close();
   }
 }
 

@@ -39,7 +39,7 @@ export class Stack {
     clearTimeout(this.#next);
     const why = await this.#reason();
     byId("stack").dataset.state = why ? "away" : "ready";
-    const words = why || this.model.id;
+    const words = why || `Ready · model ${this.model.id}`;
     byId("stack-text").textContent = words;
     byId("stack").title = words;
     this.#next = setTimeout(() => this.check(), why ? AWAY_MS : CHECK_MS);

@@ -1,11 +1,13 @@
-// Keeps the conversation of this tab in the browser, so that a reload does not lose it.
+// Keeps conversations in the browser: that of this tab, so that a reload does not lose it, and earlier ones.
 
 const DATABASE = "omnirelay";
-const EXCHANGES = "exchanges";
+const EXCHANGES = "exchanges"; // by conversation and order
+const CONVERSATIONS = "conversations"; // {title, saved} by id
 const TAB = "omnirelay-conversation";
-const KEPT_MS = 24 * 3600 * 1000;
+const KEPT_MS = 30 * 24 * 3600 * 1000;
+const KEPT = 20; // conversations
 
-/** The exchanges of this tab; those of closed tabs are deleted a day later. */
+/** The exchanges of this tab's conversation, and the list of all. */
 export class Store {
   #database;
   #conversation;
@@ -13,33 +15,68 @@ export class Store {
   /** @returns {Promise<Store | null>} null where the browser keeps nothing */
   static async open() {
     try {
-      const opening = indexedDB.open(DATABASE, 1);
-      opening.onupgradeneeded = () => opening.result.createObjectStore(EXCHANGES);
+      const opening = indexedDB.open(DATABASE, 2);
+      opening.onupgradeneeded = () => {
+        const { result } = opening;
+        for (const name of result.objectStoreNames) result.deleteObjectStore(name);
+        for (const name of [EXCHANGES, CONVERSATIONS]) result.createObjectStore(name);
+      };
       const store = new Store(await finished(opening));
       await store.#forgetOld();
       return store;
     } catch (error) {
-      console.info(`the conversation is not kept: ${error}`);
+      console.info(`conversations are not kept: ${error}`);
       return null;
     }
   }
 
   constructor(database) {
     this.#database = database;
-    this.#conversation = sessionStorage.getItem(TAB) ?? `${Date.now()}-${Math.random()}`;
-    sessionStorage.setItem(TAB, this.#conversation);
+    const known = sessionStorage.getItem(TAB);
+    if (known) this.select(known);
+    else this.begin();
   }
 
-  /** @returns {Promise<object[]>} what was saved, in its order */
+  /** The id of this tab's conversation. */
+  get current() {
+    return this.#conversation;
+  }
+
+  /** Go on with another conversation. */
+  select(id) {
+    this.#conversation = id;
+    sessionStorage.setItem(TAB, id);
+  }
+
+  /** Begin a new conversation. */
+  begin() {
+    this.select(`${Date.now()}-${Math.random()}`);
+  }
+
+  /** @returns {Promise<{id: string, title: string, saved: number}[]>} all conversations, the newest first */
+  async list() {
+    const conversations = this.#database.transaction(CONVERSATIONS).objectStore(CONVERSATIONS);
+    const [ids, values] = await Promise.all([finished(conversations.getAllKeys()), finished(conversations.getAll())]);
+    return ids.map((id, at) => ({ id, ...values[at] })).sort((a, b) => b.saved - a.saved);
+  }
+
+  /** @returns {Promise<object[]>} what was saved of this tab's conversation, in its order */
   load() {
-    return finished(this.#database.transaction(EXCHANGES).objectStore(EXCHANGES).getAll(this.#own()));
+    return finished(this.#database.transaction(EXCHANGES).objectStore(EXCHANGES).getAll(all(this.#conversation)));
   }
 
-  /** Keep an exchange, `{order, ...}`, in the place of the one of that order. */
+  /** Keep an exchange, `{order, words, ...}`, in the place of the one of that order. */
   async save(exchange) {
     try {
-      const record = { ...exchange, saved: Date.now() };
-      await this.#change((objects) => objects.put(record, [this.#conversation, exchange.order]));
+      const id = this.#conversation;
+      await this.#change((exchanges, conversations) => {
+        exchanges.put(exchange, [id, exchange.order]);
+        conversations.get(id).onsuccess = ({ target }) => {
+          const title = target.result?.title || exchange.words.slice(0, 80);
+          conversations.put({ title, saved: Date.now() }, id);
+        };
+      });
+      await this.#forgetOld();
     } catch (error) {
       // No room: what is on the page is still there until it is closed.
       console.info(`an exchange is not kept: ${error}`);
@@ -47,38 +84,37 @@ export class Store {
   }
 
   delete(order) {
-    return this.#change((objects) => objects.delete([this.#conversation, order]));
+    return this.#change((exchanges) => exchanges.delete([this.#conversation, order]));
   }
 
-  clear() {
-    return this.#change((objects) => objects.delete(this.#own()));
-  }
-
-  #own() {
-    return IDBKeyRange.bound([this.#conversation, 0], [this.#conversation, Infinity]);
-  }
-
-  #forgetOld() {
-    return this.#change((objects) => {
-      objects.openCursor().onsuccess = (event) => {
-        const cursor = event.target.result;
-        if (!cursor) return;
-        const [conversation] = cursor.key;
-        if (conversation !== this.#conversation && cursor.value.saved < Date.now() - KEPT_MS) cursor.delete();
-        cursor.continue();
-      };
+  /** Delete a conversation. */
+  forget(id) {
+    return this.#change((exchanges, conversations) => {
+      exchanges.delete(all(id));
+      conversations.delete(id);
     });
+  }
+
+  /** Not this tab's own, however old it is. */
+  async #forgetOld() {
+    const others = (await this.list()).filter(({ id }) => id !== this.#conversation);
+    const old = others.filter(({ saved }, at) => at >= KEPT - 1 || saved < Date.now() - KEPT_MS);
+    for (const { id } of old) await this.forget(id);
   }
 
   /** @returns {Promise<void>} resolves once the change is committed: a reload right after it does not undo it */
   #change(make) {
-    const transaction = this.#database.transaction(EXCHANGES, "readwrite");
-    make(transaction.objectStore(EXCHANGES));
+    const transaction = this.#database.transaction([EXCHANGES, CONVERSATIONS], "readwrite");
+    make(transaction.objectStore(EXCHANGES), transaction.objectStore(CONVERSATIONS));
     return new Promise((resolve, reject) => {
       transaction.oncomplete = () => resolve();
       transaction.onabort = () => reject(transaction.error);
     });
   }
+}
+
+function all(id) {
+  return IDBKeyRange.bound([id, 0], [id, Infinity]);
 }
 
 function finished(request) {
