@@ -144,6 +144,22 @@ async def test_transcripts_are_of_what_was_heard(configure: Configure) -> None:
         assert recording(item) == VOICE[:SECOND]
 
 
+@pytest.mark.parametrize("code", ["media_invalid", "prompt_too_long"])
+async def test_videos_that_cannot_be_answered_leave(web: HttpBench, code: str) -> None:
+    async with talking(web) as c:
+        await look(c, SEEN[0])
+        await append(c, 0, 1)
+        await commit(c)
+        await c.response.create()
+        request = await web.stages.request(0)
+        await web.stages.fail(request.request_id, "thinker", code, "video 1: the file is damaged")
+        assert (await take(c, "response.done"))[-1].response.status_details.error.code == code
+        async with speaking(web, ANSWER, CHUNKS):
+            await ask(c)
+        [item] = web.stages.requests[1].media
+        assert recording(item) == VOICE[:SECOND]
+
+
 @pytest.mark.parametrize("limit", ["max_videos", "realtime_video_tokens"])
 async def test_older_videos_leave_and_their_sound_stays(configure: Configure, limit: str) -> None:
     media = {"max_videos": 2} if limit == "max_videos" else {"realtime_video_tokens": 5 * TOKENS}

@@ -138,7 +138,7 @@ def test_a_camera_beside_a_recording(
     """What a session sees and hears is, to the model, a video file of the same frames and sound."""
     pictures, pcm = frames(2 * seconds), said(seconds)
     file = asks(Item("video", video_file(pictures, pcm)), "What?", use_audio_in_video=True)
-    sent = asks(as_sent(pictures, pcm), "What?", use_audio_in_video=True)
+    sent = asks(Item("video", as_sent(pictures, pcm)), "What?", use_audio_in_video=True)
     thinker.run(request_of("a", sent, processor))
     check(thinker, "a", expected(file, processor, reference))
 

@@ -15,7 +15,6 @@ from gateway.http.encoding.encoders import wav_header
 from gateway.http.realtime.input.video import InputVideo
 from omnirelay.content import MediaPart
 from shared.config import MediaConfig
-from tests.support.conversations import Item
 from tests.support.media import encode_image, motion, speech
 
 FRAME_MS = 500
@@ -34,14 +33,14 @@ def said(seconds: float) -> bytes:
     return (samples * 32767).astype("<i2").tobytes()
 
 
-def as_sent(pictures: Sequence[bytes], pcm: bytes) -> Item:
-    """What a session makes of pictures, two a second, and of what is said meanwhile."""
+def as_sent(pictures: Sequence[bytes], pcm: bytes) -> bytes:
+    """The video that a session makes of pictures, two a second, and of what is said meanwhile."""
     video = InputVideo(MediaConfig(), MemoryBudget(2**30, lambda: 1).of("a"))
     for at, picture in enumerate(pictures):
         video.append(picture, at * FRAME_MS)
     [part] = video.recorded(memoryview(bytes(wav_header(len(pcm))) + pcm), 0).parts
     assert isinstance(part, MediaPart)
-    return Item("video", bytes(part.data or b""))
+    return bytes(part.data or b"")
 
 
 def video_file(pictures: Sequence[bytes], pcm: bytes, rate: int = 24_000) -> bytes:

@@ -21,11 +21,11 @@ def test_text_and_rows_are_transformers_of_a_video_file(
     pictures, pcm = frames(2 * seconds), said(seconds)
     file = asks(Item("video", video_file(pictures, pcm)), "What?", use_audio_in_video=True)
     answer = expected(file, processor, reference)
-    sent = asks(as_sent(pictures, pcm), "What?", use_audio_in_video=True)
+    sent = asks(Item("video", as_sent(pictures, pcm)), "What?", use_audio_in_video=True)
     thinker.run(request_of("a", sent, processor))
     check(thinker, "a", answer)
     # It is seen: without motion the rows are others.
-    still = asks(as_sent(pictures[:1], pcm), "What?", use_audio_in_video=True)
+    still = asks(Item("video", as_sent(pictures[:1], pcm)), "What?", use_audio_in_video=True)
     thinker.run(request_of("b", still, processor))
     difference = thinker.rows("b")[: len(answer.prompt)] - answer.rows[: len(answer.prompt)]
     assert float(difference.abs().max()) > 0.01
@@ -36,7 +36,7 @@ def test_frames_are_seen_as_they_were_taken(form: str) -> None:
     decoder = MediaDecoder(LIMITS)
     try:
         sent = as_sent(frames(6, form=form), said(2.7))
-        seen = decoder.decode("video", sent.data, name="video 1", with_audio=True)
+        seen = decoder.decode("video", sent, name="video 1", with_audio=True)
     finally:
         decoder.close()
     assert isinstance(seen, DecodedVideo)

@@ -47,8 +47,9 @@ def write_matroska(film: Film) -> bytes:
     head = _text(_DOC_TYPE, "matroska") + _number(_DOC_TYPE_VERSION, 4) + _number(_DOC_TYPE_READ_VERSION, 2)
     info = _element(_DURATION, struct.pack(">d", 1000 * len(film.pictures) / film.picture_rate))
     info += _text(_MUXER, "omnirelay") + _text(_WRITER, "omnirelay")
-    body = [_element(_INFO, info), _element(_TRACKS, _picture_track(film) + _sound_track(film))]
-    return _element(_EBML, head) + _element(_SEGMENT, b"".join([*body, *_clusters(film)]))
+    tracks = _element(_TRACKS, _picture_track(film) + _sound_track(film))
+    pieces = [_element(_INFO, info), tracks, *_clusters(film)]
+    return b"".join([_element(_EBML, head), _head(_SEGMENT, sum(map(len, pieces))), *pieces])
 
 
 def _picture_track(film: Film) -> bytes:
@@ -75,20 +76,23 @@ def _track(number: int, codec: str, fields: bytes) -> bytes:
     return _element(_TRACK, numbers + _text(_CODEC, codec) + fields)
 
 
-def _clusters(film: Film) -> Iterator[bytes]:
-    """A cluster for each second: times within it have 16 bits."""
+def _clusters(film: Film) -> Iterator[bytes | memoryview]:
+    """Yield the pieces of a cluster for each second: times within it have 16 bits."""
     per_second, size = film.picture_rate, 2 * film.rate
     seconds = max(-(-len(film.pictures) // per_second), -(-len(film.pcm) // size))
     for second in range(seconds):
         pictures = film.pictures[second * per_second : (second + 1) * per_second]
         pcm = film.pcm[second * size : (second + 1) * size]
-        blocks = [_block(1, 1000 * at // per_second, picture) for at, picture in enumerate(pictures)]
-        blocks += [_block(2, 0, pcm)] if pcm else []
-        yield _element(_CLUSTER, _number(_TIME, 1000 * second) + b"".join(blocks))
-
-
-def _block(track: int, ms: int, data: bytes | memoryview) -> bytes:
-    return _element(_BLOCK, struct.pack(">BhB", 0x80 | track, ms, _KEY_FRAME) + data)
+        blocks: list[tuple[int, int, bytes | memoryview]] = [
+            (1, 1000 * at // per_second, picture) for at, picture in enumerate(pictures)
+        ]
+        blocks += [(2, 0, pcm)] if pcm else []
+        pieces: list[bytes | memoryview] = [_number(_TIME, 1000 * second)]
+        for track, ms, data in blocks:
+            begin = struct.pack(">BhB", 0x80 | track, ms, _KEY_FRAME)
+            pieces += [_head(_BLOCK, len(begin) + len(data)) + begin, data]
+        yield _head(_CLUSTER, sum(map(len, pieces)))
+        yield from pieces
 
 
 def _text(name: int, text: str) -> bytes:
@@ -100,8 +104,8 @@ def _number(name: int, value: int) -> bytes:
 
 
 def _element(name: int, data: bytes) -> bytes:
-    return (
-        name.to_bytes((name.bit_length() + 7) // 8, "big")
-        + (_LENGTH_MARK | len(data)).to_bytes(8, "big")
-        + data
-    )
+    return _head(name, len(data)) + data
+
+
+def _head(name: int, size: int) -> bytes:
+    return name.to_bytes((name.bit_length() + 7) // 8, "big") + (_LENGTH_MARK | size).to_bytes(8, "big")

@@ -66,6 +66,12 @@ class RealtimeConversation:
             deleted[-1].release()
         return deleted
 
+    def forget_videos(self) -> None:
+        """Keep of all videos their sound only."""
+        for item in self._items:
+            if item.video_tokens:
+                item.forget_video()
+
     def remove(self, item_id: str) -> None:
         """Delete an item.
 

@@ -42,7 +42,9 @@ from gateway.http.realtime.turns.rules import SemanticVad
 from omnirelay.content import ChatMessage
 from omnirelay.errors import (
     EmptyAudioError,
+    MediaError,
     OmniRelayError,
+    PromptTooLongError,
     RetrievedItemError,
     SlowClientError,
     TruncatedItemError,
@@ -389,6 +391,9 @@ class Session:
     def _answered(self, response: Response) -> None:
         if isinstance(response.error, SlowClientError):
             self.too_slow.set()
+        if isinstance(response.error, MediaError | PromptTooLongError):
+            # A frame that cannot be decoded would make all further answers fail.
+            self._conversation.forget_videos()
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
             self._idle.start(self._playback.heard_until, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
