@@ -80,6 +80,7 @@ class RequestIntake:
             sampling=TextSampling(max_tokens=1),
             seed=0,
             media=media,
+            use_audio_in_video=request.use_audio_in_video,
             early="recording" if goes_on else "prompt",
             cache_salt=cache_salt,
         )

@@ -23,6 +23,9 @@ class MediaConfig(Section):
     max_image_pixels: Annotated[int, Field(gt=0)] = 50_000_000
     max_video_seconds: Annotated[float, Field(gt=0)] = 300.0
     max_video_frames: Annotated[int, Field(ge=2)] = 600
+    realtime_fps: Annotated[float, Field(ge=1, le=2)] = 2.0
+    realtime_video_seconds: Annotated[int, Field(ge=2, le=300)] = 30
+    realtime_video_tokens: Annotated[int, Field(ge=64)] = 8192
     max_decoded_bytes: Bytes = 384 * 2**20
     max_held_bytes: Bytes = 2**30
     audio_clamp: AudioClamp = "recording"

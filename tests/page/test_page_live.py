@@ -1,15 +1,19 @@
 """Conversations with an open microphone, in a real Chromium: by WebRTC, and by a WebSocket without it."""
 
+import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import soundfile
+from PIL import Image
 
+from shared.messages import MediaItem, MediaKind
 from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.fake_stages import until
@@ -17,6 +21,7 @@ from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody
 from tests.gateway.test_turns import SENTENCES, said
 from tests.page.browser import Page, browser
 from tests.page.test_page import ANSWER, READY
+from tests.support.camera import read_file
 
 pytestmark = pytest.mark.page
 
@@ -110,6 +115,47 @@ async def test_it_listens_again_after_an_answer_and_escape_ends_it(sentence: Pat
         await page.press("Escape")
         await page.until("document.getElementById('live-panel').hidden")
         assert page.problems == []
+
+
+async def asked(b: HttpBench, kind: MediaKind) -> MediaItem:
+    """The item with which a question ends, once it is of this kind; the microphone repeats itself."""
+    async with asyncio.timeout(60):
+        while not (b.stages.requests and b.stages.requests[-1].media[-1].kind == kind):
+            await asyncio.sleep(0.05)
+    return b.stages.requests[-1].media[-1]
+
+
+@pytest.mark.parametrize("kind", ["webrtc", "websocket"])
+async def test_what_the_camera_sees_goes_with_what_is_said(kind: str, sentence: Path, tmp_path: Path) -> None:
+    gateway = {"webrtc": {"enabled": True}} if kind == "webrtc" else {}
+    async with talking(tmp_path, sentence, **gateway) as (b, page):
+        await page.until(f"{LIVE}.dataset.link === '{kind}'")
+        await page.click("#live-camera")
+        view = "document.getElementById('live-view')"
+        await page.until(f"{view}.videoWidth > 0 && !{view}.hidden")
+        pictures, _, _ = read_file(bytes((await asked(b, "video")).data.view))
+        seen = [Image.open(BytesIO(each)).convert("RGB") for each in pictures]
+        assert all(each.size == seen[0].size and max(each.size) <= 448 for each in seen)
+        # Chromium's camera shows a clock.
+        assert len({each.tobytes() for each in seen}) > 1
+        await page.click("#live-camera")
+        assert await page.js(f"{view}.hidden && {view}.srcObject === null")
+        await asked(b, "audio")
+        await page.click("#live-camera")
+        await page.until(f"!{view}.hidden")
+        await page.click("#live-end")
+        assert await page.js(f"{view}.srcObject === null")
+
+
+async def test_a_camera_that_is_not_there(sentence: Path, tmp_path: Path) -> None:
+    async with talking(tmp_path, sentence) as (_, page):
+        await page.until(f"{LIVE}.dataset.link === 'websocket'")
+        missing = "new DOMException('no such device', 'NotFoundError')"
+        await page.js(f"navigator.mediaDevices.getUserMedia = () => Promise.reject({missing})")
+        await page.click("#live-camera")
+        await page.until("document.getElementById('notice').textContent.includes('no such device')")
+        assert await page.js("document.getElementById('live-camera').ariaPressed") == "false"
+        assert await page.js(f"{LIVE}.dataset.link") == "websocket"
 
 
 async def test_a_gateway_that_has_no_room(

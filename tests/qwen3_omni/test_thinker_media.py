@@ -18,6 +18,7 @@ from services.thinker.media.decoded import DecodedAudio
 from shared.messages import ThinkRequest
 from tests.qwen3_omni.test_thinker import check
 from tests.qwen3_omni.tiny import Reference, Spoken
+from tests.support.camera import as_sent, frames, said, video_file
 from tests.support.conversations import Conversation, Item, Processor, asks, examples
 from tests.support.media import encode_audio, speech
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
@@ -128,6 +129,18 @@ def test_recordings_of_several_windows(
     thinker.run(*(request_of(name, each, processor) for name, each in asked.items()))
     for name, each in asked.items():
         check(thinker, name, expected(each, processor, reference))
+
+
+@pytest.mark.parametrize("seconds", [2, 5])
+def test_a_camera_beside_a_recording(
+    thinker: ThinkerRig, processor: Processor, reference: Reference, seconds: int
+) -> None:
+    """What a session sees and hears is, to the model, a video file of the same frames and sound."""
+    pictures, pcm = frames(2 * seconds), said(seconds)
+    file = asks(Item("video", video_file(pictures, pcm)), "What?", use_audio_in_video=True)
+    sent = asks(Item("video", as_sent(pictures, pcm)), "What?", use_audio_in_video=True)
+    thinker.run(request_of("a", sent, processor))
+    check(thinker, "a", expected(file, processor, reference))
 
 
 def test_a_recording_grows(thinker: ThinkerRig) -> None:

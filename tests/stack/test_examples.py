@@ -11,7 +11,8 @@ from pathlib import Path
 import numpy as np
 
 from shared.messages import STAGES
-from tests.support.media import picture, spoken
+from tests.support.http import Readings, get
+from tests.support.media import clip, picture, spoken
 from tests.support.stack import RunningStack, inherited
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -60,7 +61,8 @@ def seconds_of(path: Path, at_most_s: float = 1) -> float:
 def test_every_example_is_listed_and_tested() -> None:
     page = (EXAMPLES / "README.md").read_text(encoding="utf-8")
     tested = Path(__file__).read_text(encoding="utf-8")
-    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb"), EXAMPLES / "voice" / "talk.py"):
+    own = [EXAMPLES / "voice" / name for name in ("talk.py", "see_and_talk.py")]
+    for path in (*EXAMPLES.glob("*.py"), *EXAMPLES.glob("*.ipynb"), *own):
         name = str(path.relative_to(EXAMPLES))
         assert f"`{name}`" in page
         assert f'"{name}"' in tested
@@ -149,6 +151,23 @@ def test_a_conversation_through_microphone_and_loudspeaker(stack: RunningStack, 
     shown = run(tmp_path, "voice/talk.py", *commands, OPENAI_BASE_URL=f"{url}/v1")
     assert "error" not in shown
     assert (tmp_path / "played.raw").stat().st_size > 24_000
+
+
+def test_a_question_about_what_a_camera_sees(stack: RunningStack, tmp_path: Path) -> None:
+    (tmp_path / "question.mp4").write_bytes(clip("mp4", 4.0, 10, 160, 112, text="What do you see here?"))
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    before = seen(stack)
+    play = ("--play", "dd of=played.raw status=none")
+    shown = run(tmp_path, "voice/see_and_talk.py", "question.mp4", *play, OPENAI_BASE_URL=f"{url}/v1")
+    assert "error" not in shown
+    assert (tmp_path / "played.raw").stat().st_size > 0
+    assert seen(stack) > before
+
+
+def seen(stack: RunningStack) -> float:
+    """How many videos the thinker has decoded."""
+    told = Readings(get(stack.config["stages"]["thinker"]["http"], "/metrics").metrics.values())
+    return told("omnirelay_media_items_total", stage="thinker", kind="video", outcome="decoded")
 
 
 def test_the_notebook_of_offline_inference(speaking_checkpoint: Path, tmp_path: Path) -> None:

@@ -11,9 +11,10 @@ import openai
 from openai.resources.realtime.realtime import AsyncRealtimeConnection
 
 from gateway.http.encoding.g711 import to_codes
-from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart
+from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart, VideoPart
 from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from tests.support.answers import Reference
+from tests.support.camera import frames, said, video_file
 from tests.support.conversations import Conversation, Item, Processor, Turn
 from tests.support.http import Readings, get
 from tests.support.media import encode_audio, speech
@@ -181,6 +182,53 @@ async def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transf
     assert text == done.text
     # Blocks are of 32 tokens at most: the first of them ends within the recording.
     assert 100 < cached < len(answer.prompt), (cached, len(answer.prompt))
+
+
+async def test_what_a_camera_sees_while_the_user_speaks_is_a_video_file_to_transformers(
+    stack: RunningStack, processor: Processor, reference: Reference
+) -> None:
+    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
+    pictures, pcm = frames(6), said(3)
+
+    async with (
+        openai.AsyncOpenAI(
+            base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
+        ) as ai,
+        ai.realtime.connect(model="omnirelay") as connection,
+    ):
+        await connection.session.update(session=PUSH_TO_TALK)
+        settings: Any = {"type": "realtime", "instructions": INSTRUCTIONS, "output_modalities": ["text"]}
+        await connection.session.update(session=settings)
+        for at, picture in enumerate(pictures):
+            image = base64.b64encode(picture).decode()
+            event: Any = {"type": "input_video_buffer.append", "image": image, "time_ms": 500 * at}
+            await connection.send(event)
+            piece = base64.b64encode(pcm[24_000 * at : 24_000 * (at + 1)]).decode()
+            await connection.input_audio_buffer.append(audio=piece)
+        await connection.input_audio_buffer.commit()
+        await connection.response.create(response={"max_output_tokens": TEXT_TOKENS})
+        response = (await take(connection, "response.done"))[-1].response
+    file = Item("video", video_file(pictures, pcm))
+    turns = (Turn("system", (INSTRUCTIONS,)), Turn("user", (file,)))
+    (answer,) = reference.answers_to(
+        processor.inputs(Conversation(turns, use_audio_in_video=True)),
+        use_audio_in_video=True,
+        thinker_max_new_tokens=TEXT_TOKENS,
+        talker_max_new_tokens=2,
+    )
+    assert response.usage.input_tokens == len(answer.prompt)
+    messages = [
+        ChatMessage("system", [TextPart(INSTRUCTIONS)]),
+        ChatMessage("user", [VideoPart(data=memoryview(file.data))]),
+    ]
+    sampling = SamplingOverrides(max_tokens=TEXT_TOKENS, temperature=0.0)
+    request = GenerateRequest(
+        messages=messages, speech=False, use_audio_in_video=True, text_sampling=sampling
+    )
+    with Client(stack.config["gateway"]["listen"]) as client:
+        done = client.chat(request).result().done
+    assert done.text_token_ids == answer.text
+    assert response.output[0].content[0].text == done.text
 
 
 async def test_a_call_that_must_be_made_and_a_transcript(stack: RunningStack) -> None:

@@ -26,7 +26,7 @@ HEADERS: Final = {
     "Cache-Control": "no-cache",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cross-Origin-Resource-Policy": "same-origin",
-    "Permissions-Policy": "camera=(), geolocation=(), microphone=(self)",
+    "Permissions-Policy": "camera=(self), geolocation=(), microphone=(self)",
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",

@@ -44,7 +44,16 @@ class RealtimeConversation:
         return self._items[at - 1].id if at else None
 
     def make_room(self) -> list[Item]:
-        """Delete the oldest items until the others are within the limits, and return those deleted."""
+        """Delete the oldest items until the others are within the limits, and return those deleted.
+
+        Before, all but the newest videos within the limits are forgotten; their sound is kept.
+        """
+        videos = tokens = 0
+        for item in reversed(self._items):
+            if item.video_tokens:
+                videos, tokens = videos + 1, tokens + item.video_tokens
+                if videos > self._media.max_videos or tokens > self._media.realtime_video_tokens:
+                    item.forget_video()
         sizes = [(item.weight, media_kinds(item)) for item in self._items]
         weight = sum(each for each, _ in sizes)
         kinds = Counter(kind for _, each in sizes for kind in each)
@@ -56,6 +65,12 @@ class RealtimeConversation:
             deleted.append(self._items.pop(0))
             deleted[-1].release()
         return deleted
+
+    def forget_videos(self) -> None:
+        """Keep of all videos their sound only."""
+        for item in self._items:
+            if item.video_tokens:
+                item.forget_video()
 
     def remove(self, item_id: str) -> None:
         """Delete an item.

@@ -10,6 +10,7 @@ from msgspec import Meta
 from gateway.http.body import read_object
 from gateway.http.fields import convert
 from omnirelay.errors import InvalidRequestError
+from omnirelay.values import Count
 
 Metadata = Annotated[
     dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
@@ -41,6 +42,21 @@ class CommitAudio(ClientEvent, frozen=True, tag="input_audio_buffer.commit"):
 
 class ClearAudio(ClientEvent, frozen=True, tag="input_audio_buffer.clear"):
     """Discard the appended audio."""
+
+
+class AppendVideo(ClientEvent, frozen=True, tag="input_video_buffer.append"):
+    """Append a frame, a JPEG or PNG file as base64.
+
+    Attributes:
+        time_ms: When it was taken, counted as appended audio is; by default now, at its end.
+    """
+
+    image: bytes
+    time_ms: Count | None = None
+
+
+class ClearVideo(ClientEvent, frozen=True, tag="input_video_buffer.clear"):
+    """Forget the frames."""
 
 
 class CreateItem(ClientEvent, frozen=True, tag="conversation.item.create"):

@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal
+from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
@@ -78,6 +78,8 @@ class Item:
         content: Its content for clients.
         speech: The speech of an answer that was sent; none if it was not spoken.
         function: What clients see of a call or result instead of role and content; none of a message.
+        recording: What remains of the parts if they have a video and it is forgotten.
+        video_tokens: An upper estimate of those of its video's pictures.
     """
 
     role: Role
@@ -88,6 +90,8 @@ class Item:
     speech: SentSpeech | None = None
     function: FunctionItem | None = None
     hold: Hold | None = None
+    recording: Sequence[ContentPart] = ()
+    video_tokens: int = 0
 
     @property
     def weight(self) -> int:
@@ -96,7 +100,7 @@ class Item:
         kept += [] if self.function is None else self.function.shown.values()
         return sum(map(len, kept)) + sum(
             len(part.text) if isinstance(part, TextPart) else part.nbytes + len(part.url or "")
-            for part in self.parts
+            for part in (*self.parts, *self.recording)
         )
 
     def keep(self, held: ClientBudget, hold: Hold | None = None) -> None:
@@ -112,6 +116,11 @@ class Item:
         """Release the memory of what it does not have any more."""
         if self.hold is not None:
             self.hold.shrink(max(0, self.hold.size - self.weight))
+
+    def forget_video(self) -> None:
+        """Keep what was heard of what was seen and heard."""
+        self.parts, self.recording, self.video_tokens = self.recording, (), 0
+        self.shrink_hold()
 
     def release(self) -> None:
         """Release its memory."""
@@ -205,10 +214,26 @@ def _joins(before: Item, item: Item) -> bool:
     return isinstance(item.function, FunctionOutput) and isinstance(before.function, FunctionOutput)
 
 
-def sound_item(wav: bytearray, item_id: str) -> Item:
-    """Build an item of what the user said."""
+class Recorded(NamedTuple):
+    """What was heard, and seen meanwhile.
+
+    Attributes:
+        parts: For the model: a recording alone; or a video with its sound, and before it the sound of what
+            was seen too long ago.
+        video_tokens: An upper estimate of those of the pictures; 0 if nothing was seen.
+    """
+
+    parts: Sequence[ContentPart]
+    video_tokens: int = 0
+
+
+def sound_item(wav: bytearray, item_id: str, recorded: Recorded) -> Item:
+    """Build an item of what the user said, and the camera saw meanwhile."""
     content = [{"type": "input_audio", "transcript": None}]
-    return Item("user", [AudioPart(data=memoryview(wav))], content, id=item_id)
+    item = Item("user", recorded.parts, content, id=item_id, video_tokens=recorded.video_tokens)
+    if recorded.video_tokens:
+        item.recording = [AudioPart(data=memoryview(wav))]
+    return item
 
 
 def _part(role: Role, content: _Content, where: str, audio_format: Format) -> ContentPart:

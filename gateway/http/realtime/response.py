@@ -205,6 +205,8 @@ class Response:
             speech=settings.speech and forced is None,
             speaker=settings.voice,
             text_sampling=sampling,
+            # Only what a camera has seen while the user spoke is a video here.
+            use_audio_in_video=True,
         )
         with named(NAMES):
             stream = await self._context.gateway.submit(request, self._account, self._early.thinker)

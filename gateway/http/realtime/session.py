@@ -17,6 +17,7 @@ from gateway.http.realtime.idle import IdleTimer
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
+from gateway.http.realtime.input.video import InputVideo
 from gateway.http.realtime.items import (
     Item,
     messages_of,
@@ -38,10 +39,12 @@ from gateway.http.realtime.settings import (
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.rules import SemanticVad
-from omnirelay.content import AudioPart, ChatMessage
+from omnirelay.content import ChatMessage
 from omnirelay.errors import (
     EmptyAudioError,
+    MediaError,
     OmniRelayError,
+    PromptTooLongError,
     RetrievedItemError,
     SlowClientError,
     TruncatedItemError,
@@ -82,6 +85,7 @@ class Session:
         self._send = self._transport.send
         self._conversation = RealtimeConversation(media, held)
         self._audio = InputAudio(media, held)
+        self._video = InputVideo(media, held)
         self._early = EarlyPrompt(gateway, account, self._client)
         self._count = gateway.metrics.turn
         self._responses = Responses(self._count, self._answered)
@@ -131,6 +135,8 @@ class Session:
                 if self._listener is not None:
                     self._listener.reset()
                 await self._send("input_audio_buffer.cleared", {})
+            case events.AppendVideo() | events.ClearVideo():
+                await self._see(event)
             case events.RetrieveItem():
                 item = self._conversation.get(event.item_id, RetrievedItemError)
                 await self._send("conversation.item.retrieved", {"item": item.shown()})
@@ -159,7 +165,18 @@ class Session:
         await self._transcriber.close()
         self._early.stop()
         self._audio.clear()
+        self._video.clear()
         self._conversation.clear()
+
+    async def _see(self, event: events.AppendVideo | events.ClearVideo) -> None:
+        if isinstance(event, events.ClearVideo):
+            self._video.clear()
+            await self._send("input_video_buffer.cleared", {})
+        elif self._settings.kind == "transcription":
+            raise UnsupportedError("a session of transcription sees nothing: append audio alone", "type")
+        else:
+            heard_ms = milliseconds(self._audio.end)
+            self._video.append(event.image, heard_ms if event.time_ms is None else event.time_ms)
 
     async def _edit(self, event: events.ClientEvent) -> None:
         if isinstance(event, events.CreateItem):
@@ -224,7 +241,10 @@ class Session:
                     case "stopped":
                         await self._turn_stopped(turn, self._answers)
         # Before a turn begins, what is sure of it is nothing; an answer that is spoken may yet be cut short.
-        if (listener is None or listener.speaking) and not self.answering and not self._responses.has_early:
+        begins = listener is None or listener.speaking
+        # A video is computed as a whole.
+        sees = self._video.sees(milliseconds(self._audio.end))
+        if begins and not sees and not self.answering and not self._responses.has_early:
             # Without turn detection most of the audio may be silence, in which words would be heard.
             looks = listener is not None and self._settings.kind == "transcription"
             look = partial(self._transcriber.look, listener.item_id) if listener and looks else None
@@ -297,11 +317,12 @@ class Session:
 
     async def _add_audio(self, item_id: str, end: int | None = None, interrupts: bool = False) -> None:
         """Make an item of the input audio, up to a position."""
+        begin_ms = milliseconds(self._audio.begin)
         wav, hold = self._audio.commit(end)
         self._early.stop()
         if interrupts:
             await self._responses.interrupt()
-        item = sound_item(wav, item_id)
+        item = sound_item(wav, item_id, self._video.recorded(memoryview(wav), begin_ms))
         try:
             before = self._conversation.add(item, hold=hold)
         except OmniRelayError:
@@ -370,6 +391,9 @@ class Session:
     def _answered(self, response: Response) -> None:
         if isinstance(response.error, SlowClientError):
             self.too_slow.set()
+        if isinstance(response.error, MediaError | PromptTooLongError):
+            # A frame that cannot be decoded would make all further answers fail.
+            self._conversation.forget_videos()
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
             self._idle.start(self._playback.heard_until, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
@@ -389,14 +413,15 @@ class Session:
     def _prompt(self) -> GenerateRequest:
         """Return what a response would ask now."""
         messages = self._instructed(self._conversation.messages(), self._settings)
-        return GenerateRequest(messages=messages, speech=self._settings.speech)
+        return GenerateRequest(messages=messages, speech=self._settings.speech, use_audio_in_video=True)
 
     def _heard_so_far(self, end: int | None = None) -> GenerateRequest:
-        part = AudioPart(data=memoryview(self._audio.so_far(end)))
+        wav = memoryview(self._audio.so_far(end))
+        parts = self._video.recorded(wav, milliseconds(self._audio.begin)).parts
         if self._settings.kind == "transcription":
-            return transcription_of([part], self._settings.transcripts or TranscriptionRules())
+            return transcription_of(parts, self._settings.transcripts or TranscriptionRules())
         request = self._prompt()
-        request.messages.append(ChatMessage("user", [part]))
+        request.messages.append(ChatMessage("user", parts))
         return request
 
     def _instructed(self, messages: list[ChatMessage], settings: Settings) -> list[ChatMessage]:

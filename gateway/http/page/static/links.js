@@ -31,6 +31,7 @@ class CallLink {
   kind = "webrtc";
   #peer = new RTCPeerConnection();
   #speaker = new Audio();
+  #channel = null;
 
   static async open(microphone, session, onEvent) {
     const link = new CallLink();
@@ -45,7 +46,7 @@ class CallLink {
 
   async #connect(microphone, session, onEvent) {
     for (const track of microphone.getAudioTracks()) this.#peer.addTrack(track, microphone);
-    const channel = this.#peer.createDataChannel("oai-events");
+    const channel = (this.#channel = this.#peer.createDataChannel("oai-events"));
     this.#peer.ontrack = ({ streams, track }) => {
       this.#speaker.srcObject = streams[0] ?? new MediaStream([track]);
       this.#speaker.play();
@@ -60,6 +61,10 @@ class CallLink {
     await this.#peer.setRemoteDescription({ type: "answer", sdp: answer });
     await opened;
     channel.onclose = () => onEvent({ type: "closed" });
+  }
+
+  send(event) {
+    if (this.#channel.readyState === "open") this.#channel.send(JSON.stringify(event));
   }
 
   /** How much sound has been heard, for those who look at the page's elements. */
@@ -94,7 +99,7 @@ class SocketLink {
 
   /** Tell the gateway how much of an answer was heard. */
   truncate(item, ms) {
-    this.#send({ type: "conversation.item.truncate", item_id: item, content_index: 0, audio_end_ms: ms });
+    this.send({ type: "conversation.item.truncate", item_id: item, content_index: 0, audio_end_ms: ms });
   }
 
   close() {
@@ -119,7 +124,7 @@ class SocketLink {
       this.#socket.onerror = () => reject(new ApiError("The gateway takes no conversations now.", { lost: true }));
     });
     this.#socket.onclose = () => onEvent({ type: "closed" });
-    this.#send({ type: "session.update", session });
+    this.send({ type: "session.update", session });
   }
 
   async #listen(microphone) {
@@ -129,13 +134,13 @@ class SocketLink {
     capture.port.onmessage = ({ data }) => {
       pieces.push(...data);
       if (pieces.length < PIECE) return;
-      this.#send({ type: "input_audio_buffer.append", audio: base64(pieces) });
+      this.send({ type: "input_audio_buffer.append", audio: base64(pieces) });
       pieces = [];
     };
     this.#context.createMediaStreamSource(microphone).connect(capture);
   }
 
-  #send(event) {
+  send(event) {
     if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
   }
 }

@@ -1,6 +1,7 @@
 // The conversation button: an open microphone, which interrupts answers.
 
 import { ApiError } from "./api.js";
+import { Camera } from "./camera.js";
 import { openLink } from "./links.js";
 import { Level, openMicrophone, RecorderError } from "./recorder.js";
 import { AnswerTurn, userTurn } from "./turns.js";
@@ -10,6 +11,7 @@ const byId = (id) => document.getElementById(id);
 
 export class Live {
   #button = byId("live");
+  #camera;
   #level = null;
   #microphone = null;
   #link = null;
@@ -26,6 +28,7 @@ export class Live {
     this.page = page;
     this.#button.onclick = () => this.begin();
     byId("live-end").onclick = () => this.end();
+    this.#camera = new Camera({ send: (event) => this.#link?.send(event), notice: page.notice });
   }
 
   /** The microphone is open, or is about to be. */
@@ -64,6 +67,7 @@ export class Live {
     clearTimeout(this.#timer);
     for (const track of this.#microphone?.getTracks() ?? []) track.stop();
     this.#level?.close();
+    this.#camera.end();
     this.#link?.close();
     this.#answer?.turn.cut();
     this.#finish("stopped");

@@ -140,7 +140,7 @@ class Transcriber:
     async def add(self, item: Item, rules: TranscriptionRules, alone: bool) -> None:
         """Have a recording transcribed, ``alone`` if the session does nothing else."""
         sent = self._partial.sent if self._partial.item_id == item.id else ""
-        self._waiting.append(_Waiting(item, item.parts, rules, alone, sent))
+        self._waiting.append(_Waiting(item, item.recording or item.parts, rules, alone, sent))
         if alone:
             item.parts = []
         if len(self._waiting) > MAX_WAITING:

@@ -27,7 +27,7 @@ _CODECS: Final = (
     *("pcm_u8", "pcm_s8", "pcm_s16le", "pcm_s16be", "pcm_s24le", "pcm_s24be", "pcm_s32le", "pcm_s32be"),
     *("pcm_f32le", "pcm_f32be", "pcm_f64le", "pcm_f64be"),
     *("h264", "hevc", "vp8", "vp9", "libdav1d", "av1", "mpeg4", "h263", "mpeg1video", "mpeg2video"),
-    *("mjpeg", "prores", "theora"),
+    *("mjpeg", "png", "prores", "theora"),
 )
 """Decoders of what people record and send.  FFmpeg has hundreds more, which few have looked at."""
 

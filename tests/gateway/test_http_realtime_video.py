@@ -1,0 +1,357 @@
+"""What the camera of a realtime session sees goes with what is said meanwhile, as one video."""
+
+import base64
+import io
+import wave
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.resources.realtime.realtime import AsyncRealtimeConnection
+
+from gateway.fairness.memory_budget import MemoryBudget
+from gateway.http.encoding.encoders import wav_header
+from gateway.http.encoding.matroska import Film, write_matroska
+from gateway.http.realtime.input.video import MAX_BYTES, MAX_FRAME_BYTES, InputVideo
+from omnirelay.content import AudioPart, MediaPart, VideoPart
+from omnirelay.errors import BusyError, MediaError, MediaTooLargeError
+from shared.config import MediaConfig
+from shared.messages import MediaItem
+from tests.gateway.bench import Configure
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speak, speaking
+from tests.gateway.test_http_realtime import ANSWER, CHUNKS, HELLO, ask, idle, take, talking
+from tests.gateway.test_http_realtime_early import SECOND, VOICE, begun_by, bench_of, settle
+from tests.gateway.test_http_realtime_early import say as append
+from tests.gateway.test_http_realtime_turns import listening, say, spoken
+from tests.support.camera import FRAME_MS, frames, read_file
+
+SEEN = frames(8)
+TOKENS = 6 * 4
+"""A second of these frames, of 160 by 112 pixels."""
+
+
+async def look(c: AsyncRealtimeConnection, image: bytes, ms: int | None = None, **more: Any) -> None:
+    event = {"type": "input_video_buffer.append", "image": base64.b64encode(image).decode(), **more}
+    await c.send(event | ({} if ms is None else {"time_ms": ms}))  # type: ignore[arg-type]
+
+
+async def commit(c: AsyncRealtimeConnection) -> str:
+    await c.input_audio_buffer.commit()
+    item: str = (await take(c, "conversation.item.done"))[-1].item.id
+    return item
+
+
+def held_by(item: MediaItem) -> tuple[list[bytes], bytes]:
+    """The pictures and the samples of an item."""
+    assert item.kind == "video"
+    pictures, pcm, times = read_file(bytes(item.data.view))
+    assert times == [at * FRAME_MS / 1000 for at in range(len(pictures))]
+    return pictures, pcm
+
+
+def recording(part: MediaPart | MediaItem) -> bytes:
+    data = part.data.view if isinstance(part, MediaItem) else part.data
+    assert data is not None
+    with wave.open(io.BytesIO(bytes(data))) as file:
+        return file.readframes(file.getnframes())
+
+
+async def test_what_is_seen_and_heard_is_one_video(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS), talking(web) as c:
+        await append(c, 0, 1)
+        await look(c, SEEN[0], 0)
+        await look(c, SEEN[1], 600)
+        # Without a time: now.
+        await look(c, SEEN[2])
+        await append(c, 1, 2.5)
+        # Behind the end of the recording.
+        await look(c, SEEN[3], 2600)
+        await commit(c)
+        await ask(c)
+        await append(c, 2.5, 3.5)
+        await commit(c)
+        await c.conversation.item.create(item=HELLO)
+        await ask(c)
+        first, second = web.stages.requests
+        assert first.use_audio_in_video
+        assert [item.kind for item in first.media] == ["video"]
+        # Frames are at 0, 0.5, … s; each is shown until another one comes.
+        assert held_by(first.media[0]) == (
+            [SEEN[0], SEEN[0], SEEN[2], SEEN[2], SEEN[2], SEEN[2]],
+            VOICE[: int(2.5 * SECOND)],
+        )
+        assert bytes(second.media[0].data.view) == bytes(first.media[0].data.view)
+        pictures, pcm = held_by(second.media[1])
+        assert pictures == [SEEN[2], SEEN[3]]
+        assert pcm == VOICE[int(2.5 * SECOND) : int(3.5 * SECOND)]
+    await idle(web)
+
+
+async def test_a_client_that_shows_nothing_is_only_heard(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, CHUNKS), talking(web) as c:
+        await look(c, SEEN[0])
+        await c.send({"type": "input_video_buffer.clear", "event_id": "x"})  # type: ignore[arg-type]
+        cleared: Any = await c.recv()
+        assert cleared.type == "input_video_buffer.cleared"
+        await append(c, 0, 1)
+        await commit(c)
+        await ask(c)
+        [item] = web.stages.requests[0].media
+        assert recording(item) == VOICE[:SECOND]
+
+
+async def test_an_answer_that_is_begun_in_a_pause_has_seen_what_the_turn_shows(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b, listening(b, early=True) as c:
+        await look(c, SEEN[0])
+        await say(c, spoken(350))
+        request = await b.stages.request(0)
+        await look(c, SEEN[1])
+        await settle(c)
+        await say(c, bytes(SECOND // 2))
+        await take(c, "response.created")
+        await speak(b, request, ANSWER, CHUNKS)
+        assert (await take(c, "response.done"))[-1].response.status == "completed"
+        assert set(held_by(request.media[0])[0]) == {SEEN[0]}
+        assert await b.metric('omnirelay_realtime_turns_total{event="answered_early"}') == 1
+        assert len(b.stages.requests) == 1
+    await idle(b)
+
+
+async def test_a_video_is_computed_with_its_request_and_before_the_next(configure: Configure) -> None:
+    async with bench_of(configure) as b, talking(b) as c:
+        await look(c, SEEN[0])
+        await append(c, 0, 6)
+        assert begun_by(b) == 0
+        await commit(c)
+        begun = await b.stages.prefill(0)
+        assert (begun.early, begun.use_audio_in_video) == ("prompt", True)
+        assert [item.kind for item in begun.media] == ["video"]
+
+
+async def test_transcripts_are_of_what_was_heard(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway())) as b, speaking(b, "what I see", CHUNKS):
+        async with talking(b) as c:
+            listens: Any = {"type": "realtime", "audio": {"input": {"transcription": {}}}}
+            await c.session.update(session=listens)
+            await look(c, SEEN[0])
+            await append(c, 0, 1)
+            await commit(c)
+            done = await take(c, "conversation.item.input_audio_transcription.completed")
+            assert done[-1].transcript == "what I see"
+        [item] = b.stages.requests[0].media
+        assert recording(item) == VOICE[:SECOND]
+
+
+@pytest.mark.parametrize("code", ["media_invalid", "prompt_too_long"])
+async def test_videos_that_cannot_be_answered_leave(web: HttpBench, code: str) -> None:
+    async with talking(web) as c:
+        await look(c, SEEN[0])
+        await append(c, 0, 1)
+        await commit(c)
+        await c.response.create()
+        request = await web.stages.request(0)
+        await web.stages.fail(request.request_id, "thinker", code, "video 1: the file is damaged")
+        assert (await take(c, "response.done"))[-1].response.status_details.error.code == code
+        async with speaking(web, ANSWER, CHUNKS):
+            await ask(c)
+        [item] = web.stages.requests[1].media
+        assert recording(item) == VOICE[:SECOND]
+
+
+@pytest.mark.parametrize("limit", ["max_videos", "realtime_video_tokens"])
+async def test_older_videos_leave_and_their_sound_stays(configure: Configure, limit: str) -> None:
+    media = {"max_videos": 2} if limit == "max_videos" else {"realtime_video_tokens": 5 * TOKENS}
+    config = configure(http_gateway(), media)
+    async with http_bench(config) as b:
+        async with speaking(b, ANSWER, CHUNKS), talking(b) as c:
+            for turn in range(3):
+                await append(c, 2 * turn, 2 * turn + 2)
+                await look(c, SEEN[turn], 2000 * turn)
+                held = b.process.gateway.held.total
+                await commit(c)
+                # The file and, in case that it is left out, the recording.
+                assert b.process.gateway.held.total > held - (2 * 2 * SECOND if turn == 2 else 0)
+            await ask(c)
+            (request,) = b.stages.requests
+            assert [item.kind for item in request.media] == ["audio", "video", "video"]
+            assert recording(request.media[0]) == VOICE[: 2 * SECOND]
+            assert held_by(request.media[2])[0] == [SEEN[2]] * 4
+        await idle(b)
+
+
+JPEG, (PNG,) = SEEN[0], frames(1, form="png")
+LARGE = frames(1, 1600, 1600)[0]
+WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
+    "no picture": ({"image": base64.b64encode(b"hi").decode()}, "media_invalid", "image"),
+    "no base64": ({"image": "?"}, "invalid_request", "image"),
+    "nothing": ({}, "invalid_request", "image"),
+    "half a JPEG": ({"image": base64.b64encode(JPEG[:-9]).decode()}, "media_invalid", "image"),
+    "half a PNG": ({"image": base64.b64encode(PNG[:-9]).decode()}, "media_invalid", "image"),
+    "a time before the session": (
+        {"image": base64.b64encode(JPEG).decode(), "time_ms": -1},
+        "invalid_request",
+        "time_ms",
+    ),
+    "too many bytes": (
+        {"image": base64.b64encode(JPEG.ljust(MAX_FRAME_BYTES + 1)).decode()},
+        "media_too_large",
+        "image",
+    ),
+    "too many pixels": ({"image": base64.b64encode(LARGE).decode()}, "media_too_large", "image"),
+}
+
+
+@pytest.mark.parametrize("what", WRONG)
+async def test_a_frame_that_is_refused(configure: Configure, what: str) -> None:
+    media = {"realtime_video_tokens": 4096}
+    async with http_bench(configure(http_gateway(), media)) as b, talking(b) as c:
+        fields, code, param = WRONG[what]
+        await c.send({"type": "input_video_buffer.append", "event_id": "bad", **fields})  # type: ignore[arg-type]
+        error = (await take(c, "error"))[-1].error
+        assert (error.code, error.param, error.event_id) == (code, param, "bad")
+        held = b.process.gateway.held.total
+        await look(c, JPEG)
+        await settle(c)
+        assert b.process.gateway.held.total == held + len(JPEG)
+
+
+async def test_who_takes_no_videos(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway(), {"max_videos": 0})) as b, talking(b) as c:
+        await look(c, JPEG)
+        assert (await take(c, "error"))[-1].error.code == "media_too_large"
+        await c.session.update(session={"type": "transcription"})
+        await take(c, "session.updated")
+        await look(c, JPEG)
+        assert (await take(c, "error"))[-1].error.code == "unsupported"
+
+
+async def test_frames_are_counted_as_held_memory(configure: Configure) -> None:
+    async with http_bench(configure(http_gateway(), held_bytes=100 * 2**20)) as b:
+        async with talking(b) as c:
+            other = b.process.gateway.held.of("other")
+            other.budget.take("other", 100 * 2**20 - 1000)
+            await look(c, JPEG)
+            assert (await take(c, "error"))[-1].error.code == "busy"
+            other.budget.give("other", 100 * 2**20 - 1000)
+            await look(c, JPEG, 500)
+            await settle(c)
+            assert b.process.gateway.held.total == len(JPEG)
+        await until(lambda: b.process.gateway.held.total == 0, "nothing held")
+
+
+def video_of(budget: MemoryBudget | None = None, **media: Any) -> InputVideo:
+    held = budget or MemoryBudget(2**30, lambda: 1)
+    return InputVideo(MediaConfig(**media), held.of("a"))
+
+
+def wav(seconds: float) -> memoryview:
+    pcm = (VOICE * 4)[: int(seconds * SECOND)]
+    return memoryview(bytes(wav_header(len(pcm))) + pcm)
+
+
+def shown(video: InputVideo, seconds: float, begin_ms: int = 0) -> list[bytes]:
+    part = video.recorded(wav(seconds), begin_ms).parts[-1]
+    assert isinstance(part, VideoPart)
+    assert part.data is not None
+    return read_file(bytes(part.data))[0]
+
+
+@pytest.mark.parametrize(("fps", "kept"), [(2.0, [0, 1, 2, 3]), (1.0, [0, 0, 2, 2])])
+def test_a_camera_that_is_faster_is_sampled(fps: float, kept: list[int]) -> None:
+    video = video_of(realtime_fps=fps)
+    # 30 pictures a second, of which 15 in a row are equal; then one that comes too late.
+    for at in range(60):
+        video.append(SEEN[at // 15], at * 1000 // 30)
+    video.append(SEEN[7], 1700)
+    assert shown(video, 2) == [SEEN[at] for at in kept]
+
+
+def test_a_long_turn_is_heard_whole_and_its_end_is_seen() -> None:
+    budget = MemoryBudget(2**30, lambda: 1)
+    video = video_of(budget, realtime_video_seconds=3)
+    for at in range(20):
+        video.append(SEEN[at % 8], at * FRAME_MS)
+    assert budget.total <= 7 * max(map(len, SEEN))
+    before, after = (recorded := video.recorded(wav(9.5), 0)).parts
+    assert isinstance(before, AudioPart)
+    assert isinstance(after, VideoPart)
+    assert recorded.video_tokens == 3 * TOKENS
+    pictures, pcm, _ = read_file(bytes(after.data or b""))
+    assert pictures == [SEEN[at % 8] for at in (14, 15, 16, 17, 18, 19)]
+    assert recording(before) + pcm == bytes(wav(9.5))[44:]
+    assert len(pcm) == int(2.5 * SECOND)
+    # What was seen too long ago is not shown with what is said now.
+    assert video.recorded(wav(1), 60_000).parts[0].kind == "audio"  # type: ignore[union-attr]
+    video.clear()
+    assert budget.total == 0
+
+
+@pytest.mark.parametrize("limit", ["tokens", "bytes"])
+def test_large_frames_are_fewer(limit: str) -> None:
+    tokens, size = (4 * TOKENS, 2**26) if limit == "tokens" else (8192, 18 * len(JPEG))
+    video = video_of(realtime_video_tokens=tokens, max_item_bytes=size)
+    for at in range(20):
+        video.append(JPEG, at * FRAME_MS)
+    assert len(shown(video, 10)) == 8
+
+
+def test_whatever_is_sent_the_buffer_is_bounded() -> None:
+    budget = MemoryBudget(2**30, lambda: 1)
+    video = video_of(budget, realtime_video_seconds=300)
+    large = JPEG[:-2] + bytes(MAX_FRAME_BYTES - len(JPEG)) + JPEG[-2:]
+    for at in range(40):
+        video.append(large, at * FRAME_MS)
+        assert budget.total <= MAX_BYTES
+    assert len(shown(video, 20)) == MAX_BYTES // MAX_FRAME_BYTES
+
+
+def test_a_video_is_of_one_format_and_takes_frames_of_any_size() -> None:
+    video = video_of()
+    (png,) = frames(1, form="png")
+    video.append(png, 0)
+    assert shown(video, 1) == [png, png]
+    video.append(SEEN[0], 500)
+    video.append(frames(1, 112, 160)[0], 1000)
+    assert shown(video, 1.5) == [SEEN[0], SEEN[0], frames(1, 112, 160)[0], frames(1, 112, 160)[0]]
+
+
+@settings(max_examples=300, deadline=None)
+@given(data=st.binary(max_size=60), at=st.integers(0, 400), form=st.sampled_from(["jpeg", "png"]))
+def test_files_that_are_damaged_are_refused_or_held(data: bytes, at: int, form: str) -> None:
+    whole = frames(1, form=form)[0]
+    damaged = whole[:at] + data + whole[at + len(data) :]
+    video = video_of()
+    try:
+        video.append(damaged, 0)
+    except (MediaError, MediaTooLargeError):
+        assert not video.sees(0)
+    else:
+        part = video.recorded(wav(1), 0).parts[0]
+        assert isinstance(part, VideoPart)
+        assert bytes(part.data or b"").count(damaged) == 2
+
+
+def test_no_more_is_held_than_there_is_room_for() -> None:
+    video = video_of(MemoryBudget(len(JPEG) + 10, lambda: 1))
+    video.append(JPEG, 0)
+    with pytest.raises(BusyError):
+        video.append(JPEG, 500)
+    video.clear()
+    video.append(JPEG, 500)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    sizes=st.lists(st.integers(1, 70_000), min_size=1, max_size=7),
+    samples=st.integers(0, 100_000),
+    rate=st.sampled_from([1, 2]),
+)
+def test_files_are_what_ffmpeg_reads(sizes: list[int], samples: int, rate: int) -> None:
+    pictures = [bytes([at]) * size for at, size in enumerate(sizes)]
+    pcm = VOICE[: 2 * samples]
+    data = write_matroska(Film("jpeg", pictures, 320, 240, rate, memoryview(pcm), 24_000))
+    seen, heard, times = read_file(data)
+    assert (seen, heard) == (pictures, pcm)
+    assert times == [at / rate for at in range(len(pictures))]
