@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("omnirelay", "shared", "gateway", "services", "checkpoint", "ops")
 TRAINING = "labs/training"
-BUDGETS = {"product": 29_650, "training": 2_410, "benchmarks": 4_260, "tests": 46_450, "files": 1_210}
+BUDGETS = {"product": 30_450, "training": 2_415, "benchmarks": 4_290, "tests": 47_700, "files": 1_240}
 """Most lines of code; ``files`` is the number of files in git."""
 _NO_CODE = {
     tokenize.COMMENT,
