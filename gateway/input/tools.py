@@ -48,10 +48,15 @@ def with_tools(request: GenerateRequest) -> tuple[GenerateRequest, "CallParser |
 
     Raises:
         UnsupportedError: Speech is asked for, too.
-        InvalidRequestError: There are no messages, the function is unknown, or a schema exceeds a bound.
+        InvalidRequestError: No messages, an unknown function, or a schema is no JSON or too much.
     """
     tools, choice = request.tools, request.tool_choice
     bare = replace(request, tools=[], tool_choice=None)
+    try:
+        msgspec.json.encode(tools)
+    except (TypeError, RecursionError) as error:
+        # msgpack has more than JSON.
+        raise InvalidRequestError(f"tools cannot be written as JSON: {error}", "tools") from error
     schema, asked = forced_schema(tools, choice), request.text_sampling.json_schema
     if not tools or choice == "none":
         return bare, None

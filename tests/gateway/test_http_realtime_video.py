@@ -14,7 +14,8 @@ from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.encoding.matroska import Film, write_matroska
 from gateway.http.realtime.input.video import MAX_BYTES, MAX_FRAME_BYTES, InputVideo
-from omnirelay.content import AudioPart, MediaPart, VideoPart
+from gateway.http.realtime.items import same_messages
+from omnirelay.content import AudioPart, ChatMessage, MediaPart, TextPart, VideoPart
 from omnirelay.errors import BusyError, MediaError, MediaTooLargeError
 from shared.config import MediaConfig
 from shared.messages import MediaItem
@@ -160,6 +161,41 @@ async def test_videos_that_cannot_be_answered_leave(web: HttpBench, code: str) -
         assert recording(item) == VOICE[:SECOND]
 
 
+async def test_videos_stay_if_an_answer_without_them_fails(web: HttpBench) -> None:
+    async with talking(web) as c:
+        await look(c, SEEN[0])
+        await append(c, 0, 1)
+        await commit(c)
+        await c.response.create(response={"conversation": "none", "input": [HELLO]})
+        request = await web.stages.request(0)
+        await web.stages.fail(request.request_id, "thinker", "prompt_too_long", "the prompt is too long")
+        await take(c, "response.done")
+        async with speaking(web, ANSWER, CHUNKS):
+            await ask(c)
+        assert [item.kind for item in web.stages.requests[1].media] == ["video"]
+
+
+def test_messages_are_compared_by_what_they_say() -> None:
+    data = bytes(range(100))
+    part = AudioPart(data=memoryview(data))
+    same = [part, AudioPart(data=memoryview(bytearray(data))), AudioPart(data=memoryview(data + b"x")[:-1])]
+    others: list[Any] = [
+        VideoPart(data=memoryview(data)),
+        AudioPart(data=memoryview(data)[:-1]),
+        AudioPart(data=memoryview(bytes(100))),
+        AudioPart(url="https://a/b"),
+        TextPart("Hi"),
+    ]
+    asked = [ChatMessage("user", "Hi"), ChatMessage("user", [part])]
+    for each in same:
+        assert same_messages(asked, [ChatMessage("user", [TextPart("Hi")]), ChatMessage("user", [each])])
+    for other in others:
+        assert not same_messages(asked, [asked[0], ChatMessage("user", [other])])
+    assert not same_messages(asked, asked[:1])
+    assert not same_messages(asked, [asked[0], ChatMessage("user", [part, part])])
+    assert not same_messages(asked, [asked[0], ChatMessage("assistant", [part])])
+
+
 @pytest.mark.parametrize("limit", ["max_videos", "realtime_video_tokens"])
 async def test_older_videos_leave_and_their_sound_stays(configure: Configure, limit: str) -> None:
     media = {"max_videos": 2} if limit == "max_videos" else {"realtime_video_tokens": 5 * TOKENS}
@@ -183,12 +219,19 @@ async def test_older_videos_leave_and_their_sound_stays(configure: Configure, li
 
 JPEG, (PNG,) = SEEN[0], frames(1, form="png")
 LARGE = frames(1, 1600, 1600)[0]
+EMPTY = b"\xff\xe1\x00\x02"
+"""A segment of a JPEG file."""
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
     "no picture": ({"image": base64.b64encode(b"hi").decode()}, "media_invalid", "image"),
     "no base64": ({"image": "?"}, "invalid_request", "image"),
     "nothing": ({}, "invalid_request", "image"),
     "half a JPEG": ({"image": base64.b64encode(JPEG[:-9]).decode()}, "media_invalid", "image"),
     "half a PNG": ({"image": base64.b64encode(PNG[:-9]).decode()}, "media_invalid", "image"),
+    "a JPEG of many empty segments": (
+        {"image": base64.b64encode(JPEG[:2] + 1000 * EMPTY + JPEG[2:]).decode()},
+        "media_invalid",
+        "image",
+    ),
     "a time before the session": (
         {"image": base64.b64encode(JPEG).decode(), "time_ms": -1},
         "invalid_request",
@@ -286,6 +329,21 @@ def test_a_long_turn_is_heard_whole_and_its_end_is_seen() -> None:
     assert video.recorded(wav(1), 60_000).parts[0].kind == "audio"  # type: ignore[union-attr]
     video.clear()
     assert budget.total == 0
+
+
+@pytest.mark.parametrize("longest", [1.5, 4.5])
+def test_no_video_is_longer_than_the_thinker_takes(longest: float) -> None:
+    video = video_of(max_video_seconds=longest)
+    for at in range(20):
+        video.append(SEEN[at % 8], at * FRAME_MS)
+    assert len(shown(video, 10)) == 2 * int(longest)
+
+
+def test_a_frame_may_have_some_segments_before_its_size() -> None:
+    frame = JPEG[:2] + 100 * EMPTY + JPEG[2:]
+    video = video_of()
+    video.append(frame, 0)
+    assert shown(video, 1) == [frame, frame]
 
 
 @pytest.mark.parametrize("limit", ["tokens", "bytes"])

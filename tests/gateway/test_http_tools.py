@@ -15,7 +15,7 @@ from gateway.input.tools import CallParser
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, RequestError
 from omnirelay.protocol import GenerateRequest
-from omnirelay.tools import Call, Tool, tool_result
+from omnirelay.tools import Call, Function, Tool, tool_result
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway, speaking
@@ -269,4 +269,10 @@ async def test_tools_that_cannot_be_called_are_refused_over_tcp(configure: Confi
         request = GenerateRequest(prompt_text="Hi", speech=False, tools=[msgspec.convert(TOOL, Tool)])
         with pytest.raises(InvalidRequestError, match="described in messages"):
             await client.chat(request).result()
+        # msgpack has values and keys that JSON has not.
+        for schema in ({"default": msgspec.msgpack.Ext(5, b"x")}, {"default": {None: 1}}):
+            for choice in ("auto", "required"):
+                strange = Tool("function", Function("weather", parameters=schema))
+                with pytest.raises(InvalidRequestError, match="written as JSON"):
+                    await client.chat("Hi", speech=False, tools=[strange], tool_choice=choice).result()
         assert not b.stages.requests

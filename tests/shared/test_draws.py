@@ -86,6 +86,14 @@ def test_noise_is_finite_from_above_where_all_bits_are_zero() -> None:
     assert 60 < float(gumbel_noise(seed, torch.tensor([0]))) < 80
 
 
+def test_noise_is_finite_from_below_where_all_bits_are_one() -> None:
+    """A token whose noise were infinite would not be drawn, if it is the only one that a grammar allows."""
+    # The word whose mixture has only ones, before the first id is added.
+    seed = torch.tensor([0xCF9A04AFFA6BADC0 - 0x9E3779B97F4A7C15])
+    assert mix(int(seed)) == 2**64 - 1
+    assert -3 < float(gumbel_noise(seed, torch.tensor([0]))) < -2.8
+
+
 def chi_square(observed: torch.Tensor, probabilities: torch.Tensor) -> float:
     expected = probabilities * observed.sum()
     return float(((observed - expected) ** 2 / expected).sum())

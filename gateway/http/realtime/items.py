@@ -208,6 +208,31 @@ def messages_of(items: Iterable[Item]) -> list[ChatMessage]:
     return messages
 
 
+def same_messages(messages: Sequence[ChatMessage], others: Sequence[ChatMessage]) -> bool:
+    """As ``==``, without the 5 ms a MiB that memoryviews take, which are compared value by value."""
+    return len(messages) == len(others) and all(map(_same_message, messages, others))
+
+
+def _same_message(message: ChatMessage, other: ChatMessage) -> bool:
+    parts, others = parts_of(message), parts_of(other)
+    return message.role == other.role and len(parts) == len(others) and all(map(_same_part, parts, others))
+
+
+def _same_part(part: ContentPart, other: ContentPart) -> bool:
+    if part is other:
+        return True
+    if isinstance(part, TextPart) or isinstance(other, TextPart):
+        return part == other
+    return (part.kind, part.url, _bytes_of(part)) == (other.kind, other.url, _bytes_of(other))
+
+
+def _bytes_of(part: MediaPart) -> bytes | bytearray | None:
+    if part.data is None:
+        return None
+    whole = part.data.obj
+    return whole if isinstance(whole, bytes | bytearray) and len(whole) == part.nbytes else bytes(part.data)
+
+
 def _joins(before: Item, item: Item) -> bool:
     if isinstance(item.function, FunctionCall):
         return before.role == "assistant"

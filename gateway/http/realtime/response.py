@@ -18,12 +18,12 @@ from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.functions import FunctionCall
 from gateway.http.realtime.input.early import EarlyPrompt
-from gateway.http.realtime.items import Item, function_item
+from gateway.http.realtime.items import Item, function_item, same_messages
 from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.speech import LAWS, SentSpeech
 from gateway.http.realtime.turns.playback import Playback
 from gateway.requests.lifecycle import RequestState
-from omnirelay.content import ChatMessage, TextPart
+from omnirelay.content import ChatMessage, TextPart, media_of
 from omnirelay.errors import OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
@@ -48,6 +48,7 @@ class Response:
     """A response to messages; its answer is added to the conversation, if one is given.
 
     Attributes:
+        sees: There is a video in the messages.
         _early: Has had the beginning of the prompt computed.
         _playback: That of the session.
         _silent: A call has begun: calls, and what follows them, are not spoken.
@@ -83,6 +84,7 @@ class Response:
     def __post_init__(self) -> None:
         self._send = self._transport.send
         self._calls = self._settings.call_parser()
+        self.sees = any(part.kind == "video" for _, part in media_of(self._messages))
         self._item = Item("assistant", [], [], status="in_progress")
         # A transport that plays takes PCM.
         law = None if self._transport.plays else LAWS.get(self._settings.output_format)
@@ -116,7 +118,7 @@ class Response:
 
     def same(self, settings: Settings, messages: Sequence[ChatMessage]) -> bool:
         """Whether its answer is also one to these messages with these settings."""
-        return settings == self._settings and list(messages) == list(self._messages)
+        return settings == self._settings and same_messages(messages, self._messages)
 
     @property
     def begun(self) -> bool:

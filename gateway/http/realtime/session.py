@@ -391,7 +391,7 @@ class Session:
     def _answered(self, response: Response) -> None:
         if isinstance(response.error, SlowClientError):
             self.too_slow.set()
-        if isinstance(response.error, MediaError | PromptTooLongError):
+        if response.sees and isinstance(response.error, MediaError | PromptTooLongError):
             # A frame that cannot be decoded would make all further answers fail.
             self._conversation.forget_videos()
         rules = self._settings.turns

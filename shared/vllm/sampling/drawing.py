@@ -26,6 +26,8 @@ MAX_CANDIDATES: Final = 1024
 """Requests with a larger top-k are drawn apart from others, so that these need not wait."""
 _EQUALS: Final = 32
 """Logits looked at beyond the k largest: those equal to the least one kept are kept too."""
+_RAREST: Final = -18.0
+"""Below the logarithm of 2^-24, by which the largest float32 under 1 differs from it."""
 
 
 def draw_here(params: SamplingParams) -> SamplingParams:
@@ -181,7 +183,8 @@ def gumbel_noise(seeds: torch.Tensor, ids: torch.Tensor) -> torch.Tensor:
         mixed.bitwise_xor_(_shifted(mixed, shift)).mul_(_signed(factor))
     # 63 bits, of which float32 keeps the first 24 that are not 0: rare tokens need the smallest numbers.
     uniform = _shifted(mixed.bitwise_xor_(_shifted(mixed, 31)), 1).to(torch.float32).mul_(-(2.0**-63))
-    return uniform.log1p_().clamp_max_(-1e-30).neg_().log_().neg_()
+    # No number is infinite: a token that alone may be drawn, as a grammar has it, would not be.
+    return uniform.log1p_().clamp_(_RAREST, -1e-30).neg_().log_().neg_()
 
 
 def _shifted(values: torch.Tensor, bits: int) -> torch.Tensor:

@@ -29,6 +29,8 @@ _JPEG: Final = b"\xff\xd8"
 _JPEG_END: Final = b"\xff\xd9"
 _JPEG_SIZES: Final = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 """Markers of segments with the size of the picture (ITU-T T.81, B.1.1.3)."""
+_MAX_SEGMENTS: Final = 1000
+"""Before the size; a frame of empty ones would stop the gateway for tens of milliseconds."""
 
 
 class Frame(NamedTuple):
@@ -132,8 +134,9 @@ class InputVideo:
     def _too_long_ago(self, shown: Sequence[Frame], seconds: int) -> int:
         """How many seconds of what would be shown exceed a limit."""
         tokens = max(frame.tokens for frame in shown)
-        most = min(self._media.realtime_video_seconds, self._media.realtime_video_tokens // tokens)
-        left = max(0, seconds - most)
+        media = self._media
+        longest = min(media.realtime_video_seconds, int(media.max_video_seconds))
+        left = max(0, seconds - max(1, min(longest, media.realtime_video_tokens // tokens)))
         while seconds - left > LEAST_S and _size_of(shown[PER_S * left :]) > self._limit:
             left += 1
         return left
@@ -176,10 +179,11 @@ def _read_size(data: bytes) -> tuple[PictureFormat, int, int]:
 def _jpeg_size(data: bytes) -> int:
     """Where height and width are; of no use if the file is damaged."""
     at = len(_JPEG)
-    while True:
+    for _ in range(_MAX_SEGMENTS):
         mark, kind, length = struct.unpack_from(">BBH", data, at)
         if mark != 0xFF or length < 2:
             raise struct.error
         if kind in _JPEG_SIZES:
             return at + 5
         at += 2 + length
+    raise struct.error
