@@ -19,12 +19,12 @@ from gateway.http.openai import messages, responses
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
-from gateway.http.realtime.items import Item, read_item, sound_item
+from gateway.http.realtime.items import Item, Recorded, read_item, sound_item
 from gateway.http.realtime.protocol import BoundedWebSocket
 from gateway.input.prompt import PromptBuilder
 from gateway.tcp import incoming
 from gateway.validation import Validator
-from omnirelay.content import ChatMessage, TextPart
+from omnirelay.content import AudioPart, ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
 from shared.config import Config, MediaConfig
@@ -226,7 +226,8 @@ def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: pytest.Mo
     conversation, weighed = RealtimeConversation(MediaConfig(max_request_bytes=2**20), held), 0
     for _ in range(MAX_ITEMS - 1):
         conversation.add(read_item({"role": "user", "content": [{"type": "input_text", "text": "x"}]}, ""))
-    conversation.add(sound_item(bytearray(2**20 - 100), "last"))
+    wav = bytearray(2**20 - 100)
+    conversation.add(sound_item(wav, "last", Recorded([AudioPart(data=memoryview(wav))])))
     weight = Item.weight.fget  # type: ignore[attr-defined]
 
     def weigh(item: Item) -> int:
