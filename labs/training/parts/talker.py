@@ -22,7 +22,8 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniTa
 
 from checkpoint.config import CODEC_IDS, CODEC_VOCABULARY
 from checkpoint.shape import SPEAKING, CheckpointShape
-from labs.training.data.corpus import VOICES, SpeechCorpus, Utterance
+from labs.training.data import world
+from labs.training.data.corpus import SENTENCES, VOICES, SpeechCorpus, Utterance
 from labs.training.data.hearing import Hearing
 from labs.training.parts import thinker, vocabulary
 from labs.training.parts.batches import Batch
@@ -40,10 +41,12 @@ from labs.training.parts.origin import WEIGHTS, copy_origin, origin_of
 NAME = "talker"
 RECIPE = Recipe(steps=16_000, rate=1.5e-3, weight_decay=0.05)
 # From weights that are finished.
-TUNING = Recipe(steps=3_000, rate=5e-4, warmup=100, weight_decay=0.05, average=0.995)
+TUNING = Recipe(steps=3_600, rate=7e-4, warmup=100, weight_decay=0.05, average=0.995)
 # After "said", replies are any texts of the corpus: read aloud, or to questions that they do not answer.
 _KINDS = ("said read", "said text", "image", "said read", "said text", "audio", "said long", "text")
 _SIZE, _SIZE_OF_LONG = 14, 6
+# How often texts that are no answers are drawn: what follows in them has to be read, not known.
+_OF_NO_ANSWERS = 4
 # Share of input codes that are replaced, so that the talker recovers from its own errors.
 _REPLACED = 0.1
 _SEED = 0
@@ -123,6 +126,8 @@ def train(
     training = Training(NAME, model, recipe or (TUNING if origin else RECIPE), directory)
     spoken = {voice: {item.text: item for item in corpus.of(voice)} for voice in VOICES}
     sentences = list(spoken[next(iter(VOICES))])
+    answers = {*world.spoken_sentences(SENTENCES)[0]}
+    weights = [1 if text in answers else _OF_NO_ANSWERS for text in sentences]
     examples = thinker.Examples(
         vocabulary.load_processor(directory / "processor"), hearing, replies=set(sentences)
     )
@@ -132,7 +137,7 @@ def train(
         kind = drawn.removeprefix("said ")
         if kind != drawn:
             size = _SIZE_OF_LONG if kind == "long" else _SIZE
-            texts = random.Random(step.seed).choices(sentences, k=size)
+            texts = random.Random(step.seed).choices(sentences, weights, k=size)
             batch = examples.saying(texts, step.seed, kind)
         else:
             batch = examples.draw(kind, step.seed, _SIZE)
