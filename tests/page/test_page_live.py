@@ -117,6 +117,30 @@ async def test_it_listens_again_after_an_answer_and_escape_ends_it(sentence: Pat
         assert page.problems == []
 
 
+async def test_a_second_click_opens_no_second_microphone(sentence: Path, tmp_path: Path) -> None:
+    config = make_config(make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway())
+    async with http_bench(config) as b, browser(tmp_path, sentence) as page:
+        await page.open(b.url)
+        await page.until(READY)
+        await page.js("""
+            window.tracks = [];
+            const { mediaDevices } = navigator, open = mediaDevices.getUserMedia.bind(mediaDevices);
+            mediaDevices.getUserMedia = async (wanted) => {
+                const stream = await open(wanted);
+                window.tracks.push(...stream.getTracks());
+                return stream;
+            };
+        """)
+        await page.js(f"{LIVE}.click(), {LIVE}.click()")
+        await page.until(f"{LIVE}.dataset.link === 'websocket'")
+        await page.click("#live-end")
+        await page.until("tracks.every(({ readyState }) => readyState === 'ended')", 10)
+        # Another conversation may begin.
+        await page.click("#live")
+        await page.until(f"{LIVE}.dataset.link === 'websocket' && tracks.length === 2")
+        assert page.problems == []
+
+
 async def asked(b: HttpBench, kind: MediaKind) -> MediaItem:
     """The item with which a question ends, once it is of this kind; the microphone repeats itself."""
     async with asyncio.timeout(60):

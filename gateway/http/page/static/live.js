@@ -14,6 +14,7 @@ export class Live {
   #camera;
   #level = null;
   #microphone = null;
+  #asking = false; // the browser asks the user for the microphone
   #link = null;
   #questions = new Map(); // by item
   #answers = [];
@@ -37,9 +38,11 @@ export class Live {
   }
 
   async begin() {
+    if (this.#asking) return;
     this.page.begin();
     try {
-      this.#microphone = await openMicrophone();
+      this.#asking = true;
+      this.#microphone = await openMicrophone().finally(() => (this.#asking = false));
       this.#level = new Level(this.#microphone);
       this.#show();
       this.#say("Connecting …");
