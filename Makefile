@@ -5,14 +5,15 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 LISTENER := $(VENV)/.listener
 RAY := $(VENV)/.ray
-PYTHON ?= $(shell command -v python3.11 || command -v python3)
+SITE := .venv-site/bin/python
+PYTHON ?= $(shell command -v python3.11 || command -v python3.12 || command -v python3.13 || command -v python3)
 # Behind it: the Python of an environment, and a lock.
 UV_INSTALL = PYTHON="$(PYTHON)" scripts/uv.sh pip install --quiet --no-deps --require-hashes --python
 
 .DEFAULT_GOAL := help
 .PHONY: help env demo up test test-long test-chaos test-apart test-compose test-monitoring test-page prometheus chromium
-.PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate rehearsal gpu profile train check format wheels clean sbom licences audit vendor
-.PHONY: test-beside test-training test-quality test-cluster test-clients clients quality flite espeak-ng kustomize
+.PHONY: ip iptables zsh fish chaos fuzz bench bench-gateway simulate rehearsal gpu train check site format wheels clean sbom licences audit vendor
+.PHONY: test-beside test-tools test-training test-quality test-cluster test-clients test-cuda clients quality flite espeak-ng kustomize
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-15s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -22,7 +23,7 @@ env: $(READY) ## create the environment in .venv, if it is missing or out of dat
 
 $(READY): pyproject.toml deploy/client/pyproject.toml requirements/torch.lock requirements/cpu.lock requirements/dev.lock requirements/gpu.txt requirements/gpu.lock \
 		requirements/uv.lock scripts/setup_env.sh scripts/uv.sh
-	@test -n "$(PYTHON)" || { echo "No python3.11 found; install Python 3.11."; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No Python found; install Python 3.11, 3.12 or 3.13."; exit 1; }
 	@PYTHON="$(PYTHON)" scripts/setup_env.sh --device "$(DEVICE)" --venv "$(VENV)"
 	@touch $@
 
@@ -42,8 +43,8 @@ CLIENTS := $(patsubst requirements/clients/%.lock,.venv-clients/%/.ready,$(wildc
 .venv-clients/%/.ready: requirements/clients/%.lock | $(READY)
 	@"$(PYTHON)" -m venv --clear $(@D)
 	@$(UV_INSTALL) $(@D)/bin/python -r $<
-	@$(if $(filter guidellm vllm-omni,$*),echo "$(CURDIR)/$(VENV)/lib/python3.11/site-packages" \
-		>$(@D)/lib/python3.11/site-packages/torch.pth)
+	@$(if $(filter guidellm vllm-omni,$*),for packages in $(@D)/lib/python3.*/site-packages; do \
+		echo "$(CURDIR)/$(VENV)"/lib/python3.*/site-packages >"$$packages/torch.pth"; done)
 	@[ ! -d requirements/clients/$* ] || { cp requirements/clients/$*/package*.json $(@D) && cd $(@D) && \
 		PATH="$$PWD/bin:$$PATH" npm ci --silent --no-audit --no-fund; }
 	@touch $@
@@ -59,12 +60,15 @@ demo: env ## start the stack on the trained checkpoint and ask it three question
 up: env ## run the stack in the foreground until Ctrl-C
 	@$(BIN)/omnirelay up
 
+# Tests start hundreds of processes, and pytest rewrites each of its files: what is compiled once is kept.
+unexport PYTHONDONTWRITEBYTECODE
+
 # Processes that run tests side by side, on two cores: each waits a good part of its time for those that it starts.
 # They need up to 4 GB each, and the stack of one of them 5.
 WORKERS ?= 3
 # The absolute path reaches children of measured processes that work in another folder.
 test: export COVERAGE_FILE := $(CURDIR)/.coverage
-test: env zsh fish kustomize ## run the suite; WORKERS=0 for one test at a time, COVER=1 with coverage, a third slower
+test: env ## run the suite; WORKERS=0 for one test at a time, COVER=1 with coverage, a third slower
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 $(if $(COVER),--cov --cov-report=term)
 
 test-long: env ## a whole benchmark, stacks that lose processes, 500 requests in a row, checkpoints of other sizes
@@ -88,9 +92,7 @@ fuzz: env ## let a fuzzer look for faults in every decoder, ten minutes each; wh
 test-compose: env $(LISTENER) ## test docker compose up for real: build, start, send, crash, stop
 	@$(BIN)/python -m pytest --capture=no -m compose tests/compose
 
-# PICTURE=docs/images/dashboard.png keeps a picture of the dashboard: look at it before it is committed.
-test-monitoring: export DASHBOARD_PICTURE := $(PICTURE)
-test-monitoring: env prometheus ## let the real Prometheus read the running stack; check alert rules and dashboard
+test-monitoring: env prometheus kustomize ## let the real Prometheus read the running stack; check alert rules and dashboard
 	@$(BIN)/python -m pytest -m monitoring tests/monitoring
 
 # PICTURE=docs/images/page.png keeps a picture of a conversation: look at it before it is committed.
@@ -98,13 +100,16 @@ test-page: export PAGE_PICTURE := $(PICTURE)
 test-page: env chromium ## test the web page in Chromium, which is installed if it can be
 	@$(BIN)/python -m pytest -m page tests/page
 
+test-tools: env zsh fish kustomize ## completion in zsh and fish, and the manifests as kustomize renders them
+	@$(BIN)/python -m pytest -m tools tests/tools
+
 test-training: env ## the training of the default checkpoint, on models of a few thousand parameters
 	@$(BIN)/python -m pytest -m training tests/training
 
 # Two at a time: each waits a good part of its time for what it starts.
-PARTS ?= clients quality training page monitoring
+PARTS ?= clients quality training page monitoring tools
 BESIDE = $(if $(filter quality,$(PARTS)),$(LISTENER) flite espeak-ng) $(if $(filter page,$(PARTS)),chromium) \
-	$(if $(filter monitoring,$(PARTS)),prometheus) $(if $(filter clients,$(PARTS)),clients)
+	$(if $(filter monitoring,$(PARTS)),prometheus kustomize) $(if $(filter tools,$(PARTS)),zsh fish kustomize) $(if $(filter clients,$(PARTS)),clients)
 test-beside: env $(BESIDE) ## PARTS="page quality": these parts, two tests at a time
 	@$(BIN)/python -m pytest --numprocesses=2 --max-worker-restart=0 -m "$$(echo $(PARTS) | sed 's/ / or /g')" \
 		$(addprefix tests/,$(PARTS))
@@ -115,10 +120,15 @@ test-quality: env flite espeak-ng $(LISTENER) ## ask the trained checkpoint held
 test-cluster: env $(RAY) ## the stack on a real Ray cluster of four nodes: placement, scaling, lost and frozen nodes
 	@$(BIN)/python -m pytest --capture=no -m cluster tests/cluster
 
+# Several GB are installed; a GPU is not needed.
+test-cuda: ## what a start on a GPU would choose, by vLLM's CUDA build
+	@$(MAKE) --no-print-directory DEVICE=gpu env
+	@.venv-gpu/bin/python -m pytest -m cuda tests/cuda
+
 test-clients: env clients ## official SDKs, agent frameworks, proxies and load tools, as users run them, against one stack
 	@$(BIN)/python -m pytest --capture=no -m clients tests/clients
 
-# ARGS="DIR --count 20 --reference": see `python -m benchmarks.quality --help`.
+# ARGS="DIR --count 20": see `python -m benchmarks.quality --help`.
 quality: env flite espeak-ng $(LISTENER) ## measure how right and how intelligible answers are: a table in benchmarks/results
 	@$(BIN)/python -m benchmarks.quality $(ARGS)
 
@@ -141,10 +151,6 @@ rehearsal: env ## load random weights of the released 3B's shapes stage by stage
 gpu: ## on a machine with a GPU: right, captured, how fast, kill -9: a report in out/gpu; resumed where it stopped
 	@$(MAKE) --no-print-directory DEVICE=gpu env
 	@.venv-gpu/bin/python -m benchmarks.gpu $(ARGS)
-
-profile: env ## where a request's time goes, per stage: a picture in benchmarks/results
-	@$(BIN)/python -m benchmarks --size small --scenarios concurrency --servers omnirelay --clients 1 8 --repeats 1 \
-		--name profile $(ARGS)
 
 # Debian's packages behind these commands are installed if that can be.
 prometheus: PACKAGES := prometheus
@@ -197,12 +203,13 @@ licences: $(AUDIT) env ## fail if an installed package has a licence that docs/l
 PINS = sed -n 's/^\([a-z0-9-]*==[^ \\]*\).*/\1/p' $(patsubst %,requirements/%,$(1)) | sort -u
 AUDITED = $(PINS) >out/pins.txt; $(AUDIT) -m pip_audit --strict --disable-pip --no-deps --progress-spinner off -r out/pins.txt $(ARGS)
 
-# Three sets, each with one version of a package.  ARGS="-s osv" asks osv.dev instead of PyPI.
+# Four sets, each with one version of a package.  ARGS="-s osv" asks osv.dev instead of PyPI.
 audit: $(AUDIT) ## ask what is known against the locked packages; needs the internet itself, not a mirror
 	@mkdir -p out
 	@$(call AUDITED,torch.lock cpu.lock dev.lock quality.lock cluster.lock)
 	@$(call AUDITED,gpu.lock)
 	@$(call AUDITED,audit.lock)
+	@$(call AUDITED,site.lock)
 
 # Browsers load them from the gateway, never from elsewhere.  For another version, renew the digests too.
 VENDORED := marked@18.2.1/lib/marked.esm.js dompurify@3.4.18/dist/purify.min.js
@@ -219,17 +226,39 @@ vendor: ## fetch the web page's libraries again, as they were released
 train: env ## train the speaking checkpoint, for hours; resumed where it stopped
 	@$(BIN)/python -m labs.training --state out/training $(ARGS)
 
-check: env ## lint, formatting, types, the direction of imports, and how much code there is
-	@echo "[1/5] ruff check"
+check: env $(SITE) ## lint, formatting, types, the direction of imports, how much code there is, the documentation's links
+	@echo "[1/6] ruff check"
 	@$(BIN)/ruff check .
-	@echo "[2/5] ruff format --check"
+	@echo "[2/6] ruff format --check"
 	@$(BIN)/ruff format --check .
-	@echo "[3/5] mypy (the first run takes longest)"
+	@echo "[3/6] mypy (the first run takes longest)"
 	@$(BIN)/mypy
-	@echo "[4/5] lint-imports"
+	@echo "[4/6] lint-imports"
 	@$(BIN)/lint-imports
-	@echo "[5/5] lines of code"
+	@echo "[5/6] lines of code"
 	@$(BIN)/python scripts/count_code.py
+	@echo "[6/6] documentation site"
+	@$(MAKE) --no-print-directory --silent site
+
+$(SITE): requirements/site.lock
+	@"$(PYTHON)" -m venv --clear .venv-site
+	@$(UV_INSTALL) $@ -r requirements/site.lock
+	@touch $@
+
+# What pages show or link to.  They keep their places, so that links lead to the same files here and in the site.
+PAGES := $(addsuffix .md,README CHANGELOG CONTRIBUTING SECURITY benchmarks/README checkpoint/speaking/README) LICENSE docs \
+	benchmarks/results examples deploy/config.example.yaml .github/workflows/ci.yaml scripts/count_code.py \
+	gateway/requests/metrics.py shared/stage/metrics.py shared/transport/metrics.py \
+	$(addprefix omnirelay/,content.py errors.py events.py protocol.py status.py tools.py) \
+	$(addprefix gateway/http/,fields.py realtime/turns/rules.py $(addprefix openai/,chat_request.py responses.py speech.py transcription.py))
+
+# `python3 -m http.server --bind 127.0.0.1 --directory out/site` shows it, with search.
+site: env $(SITE) ## build the documentation site in out/site; fails on broken links, and on pages that mkdocs.yml lacks
+	@rm -rf out/pages
+	@mkdir -p out/pages
+	@git ls-files -z $(PAGES) | xargs -0 cp --parents --target-directory=out/pages
+	@$(BIN)/python -m scripts.reference out/pages
+	@NO_MKDOCS_2_WARNING=1 $(SITE) -m mkdocs build --strict --clean --site-dir out/site
 
 format: env ## put the code into the form that check wants
 	@$(BIN)/ruff check --fix .
@@ -244,6 +273,6 @@ wheels: env ## build the distributions omnirelay (client) and omnirelay-server i
 	@ls dist/*.whl
 
 clean: ## remove the environments and everything that was generated
-	rm -rf .venv .venv-gpu .venv-audit .venv-clients out build deploy/client/build dist .cache *.egg-info
+	rm -rf .venv .venv-gpu .venv-audit .venv-site .venv-clients out build deploy/client/build dist .cache *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache .coverage .coverage.*
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

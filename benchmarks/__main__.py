@@ -19,12 +19,11 @@ from benchmarks.measure.load import CONCURRENCY
 from benchmarks.measure.machine import this_machine
 from benchmarks.measure.results import RESULTS, Measured, RunResult, keep, tell
 from benchmarks.measure.workload import Speech
-from benchmarks.plots import draw
 from benchmarks.report import TITLES, report
-from benchmarks.scenarios.alone import measure_chunks, measure_floor, measure_synthesis
+from benchmarks.scenarios.alone import measure_floor, measure_synthesis
 from benchmarks.scenarios.concurrency import Compared, Plan, choose_threads, concurrency, first_audio, warm_up
 from benchmarks.scenarios.hops import measure_hops
-from benchmarks.scenarios.listening import playback, real_time, way_to_first_audio
+from benchmarks.scenarios.listening import real_time
 from benchmarks.scenarios.questions import questions
 from omnirelay.errors import OmniRelayError
 from shared.real_time import set_realtime_priority
@@ -97,11 +96,8 @@ async def _scenario(name: str, model: Path, plan: Plan, options: argparse.Namesp
         "hops": lambda: asyncio.to_thread(measure_hops, number),
         "synthesis": lambda: asyncio.to_thread(measure_synthesis, model, streams, plan.repeats),
         "floor": lambda: asyncio.to_thread(measure_floor, model, number, plan.repeats),
-        "chunks": lambda: asyncio.to_thread(measure_chunks, model),
-        "playback": lambda: playback(model, options.slower),
         "real-time": lambda: real_time(2 if quick else 10),
-        "way": lambda: way_to_first_audio(model, repeats or (2 if quick else 7)),
-        "questions": lambda: questions(model, asked, repeats or (1 if quick else 5), options.beside),
+        "questions": lambda: questions(model, asked, repeats or (1 if quick else 5)),
     }
     return await scenarios[name]()
 
@@ -126,7 +122,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
         others = [name for name in options.scenarios or () if name not in ALL]
         name = "-".join(filter(None, [options.name, size, *others]))
         keep(options.out, name, report(result), result)
-        draw(result, options.out, name)
         differ = differ or bool(result.unequal)
     if differ:
         sys.stderr.write("THE SERVERS' ANSWERS DIFFER: the figures compare different work\n")
@@ -153,18 +148,9 @@ def _parser() -> argparse.ArgumentParser:
         "--repeats",
         type=int,
         metavar="N",
-        help="of everything (default: 2; questions 5, way 7)",
+        help="of everything (default: 2; questions 5)",
     )
     add("--token2wav", type=int, default=1, metavar="N", help="replicas of token2wav (default: 1)")
-    add("--slower", type=int, default=1, metavar="N", help="playback: speech lasts so many times as long")
-    add(
-        "--beside",
-        type=int,
-        nargs="+",
-        default=(0, 8),
-        metavar="N",
-        help="questions: others (default: 0 8)",
-    )
     add("--cores", type=int, metavar="N", help="for all processes (default: all)")
     add("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
     add("--name", default="", help="begins the names of the files written")

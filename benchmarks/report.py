@@ -22,10 +22,7 @@ TITLES: Final = {
     "hops": "A message's way between two processes",
     "synthesis": "token2wav alone, by the length of the stream",
     "floor": "A decoding step of one request",
-    "chunks": "Streamed speech beside the same in one piece",
-    "playback": "What listeners hear",
     "real-time": "What listeners of the default checkpoint hear",
-    "way": "The way to the first audio",
     "questions": "From the end of a spoken question to its answer",
 }
 
@@ -128,10 +125,6 @@ def _of_load(result: RunResult) -> Iterator[Figure]:
         goal = 5.0 if result.checkpoint == "bench" else None
         name = "all that is no model's, of the completion time, 1 client"
         yield Figure(name, 100 * spent / whole, goal, "%")
-    if eight:
-        delays = [1000 * each for load in eight for answer in load.answers for each in answer.delivery_s]
-        name = "from a chunk of audio made to the client, 8 clients, P95"
-        yield Figure(name, percentile(delays, 0.95), 2.0, "ms")
 
 
 def report(result: RunResult) -> str:
@@ -156,7 +149,7 @@ def report(result: RunResult) -> str:
         )
     if found := list(figures(result)):
         parts.append(_figures(found))
-    parts += _tables(result)
+    parts += tables(result)
     parts += [as_table(TITLES[name], rows) for name, rows in result.measured.items()]
     return page(result.checkpoint, result.machine, parts)
 
@@ -174,7 +167,8 @@ def _figures(found: list[Figure]) -> Table:
     return Table(title="Figures", columns=["figure", "value", "goal", ""], rows=rows)
 
 
-def _tables(result: RunResult) -> Iterator[Table]:
+def tables(result: RunResult) -> Iterator[Table]:
+    """What the loads were like, by server and number of clients."""
     found = [
         (server, level, loads_of(result, server, level))
         for server in SERVERS
@@ -194,12 +188,8 @@ def _tables(result: RunResult) -> Iterator[Table]:
         each = ", ".join(f"{name} {peak:,.0f}" for name, peak in peaks.items())
         rows.append([server, level, each, f"{sum(peaks.values()):,.0f}"])
     yield Table(title="Peak memory, MiB", columns=["server", "clients", "processes", "together"], rows=rows)
-    if parts := [load.parts for load in loads_of(result, "transformers") if load.parts]:
-        rows = [[part, mean([each[part] for each in parts])] for part in parts[0]]
-        yield Table(title="transformers: seconds a request", columns=["part", "seconds"], rows=rows)
     if levels := levels_of(result, "omnirelay"):
         yield _stages(result, levels)
-        yield _edges(loads_of(result, "omnirelay", levels[-1])[-1])
 
 
 def _load_cells(loads: list[Load]) -> list[Cell]:
@@ -231,17 +221,3 @@ def _stages(result: RunResult, levels: list[int]) -> Table:
             rows.append([level, same[0].name, *spent, steps / requests, batch])
     columns = ["clients", "stage", *ACTIVITIES, "steps", "mean batch"]
     return Table(title="Stages: seconds a request", columns=columns, rows=rows)
-
-
-def _edges(load: Load) -> Table:
-    count = len(load.answers)
-    rows: list[list[Cell]] = [
-        [
-            f"{edge.sender} → {edge.receiver}",
-            *(edge.messages / count, f"{edge.bytes / count:,.0f}"),
-            *(edge.encode_us, edge.wait_us, edge.decode_us),
-        ]
-        for edge in load.edges
-    ]
-    columns = ["edge", "messages a request", "bytes a request", "encode µs", "wait µs", "decode µs"]
-    return Table(title="Edges, at the most clients", columns=columns, rows=rows)

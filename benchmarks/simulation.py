@@ -4,6 +4,7 @@
 """
 
 import argparse
+import itertools
 import math
 import random
 import sys
@@ -34,6 +35,8 @@ MARGINS_S: Final = {"thinker": 2.0, "talker": 4.0, "token2wav": 0.5}
 TTFA_S, ANSWER_S, PAUSE_S, WARM_S, SECONDS = 0.5, 10.0, 5.0, 20.0, 60.0
 SEARCHED, SEEDS, BEYOND = 64, (1, 2), (1_000, 10_000, 100_000, 1_000_000)
 """For more speakers than that, and beyond the plans, replicas for fewer are repeated."""
+FASTER: Final = 4
+"""So many times as fast is the imagined machine that `small` is planned for, too."""
 CHECKED: Final = {"first text, s": "ttft_s", "first audio, s": "ttfa_s", "completion, s": "completion_s"}
 
 
@@ -116,14 +119,16 @@ class Stream:
 
     workload: Workload
     asked: float
+    end: simpy.Event
+    route: list["Replica"] = field(default_factory=list)
     made: dict[StageName, int] = field(default_factory=lambda: dict.fromkeys(STAGES, 0))
     whole: dict[StageName, int] = field(init=False)
     chunks: int = 0
-    first_text: float | None = None
-    first_audio: float | None = None
+    ttft_s: float = math.nan
+    ttfa_s: float = math.nan
+    completion_s: float = math.nan
     heard_until: float = 0.0
     silent_s: float = 0.0
-    done: float | None = None
 
     def __post_init__(self) -> None:
         blocks = -(-self.workload.codec_tokens // BLOCK_CODES)
@@ -137,7 +142,7 @@ class Stream:
     def slack_s(self, stage: StageName, now: float) -> float:
         """By how many seconds of speech a stage is ahead of the listener."""
         sent_s = self.made["token2wav"] * SPEECH_S["token2wav"]
-        heard_s = 0.0 if self.first_audio is None else sent_s - max(0.0, self.heard_until - now)
+        heard_s = sent_s - max(0.0, self.heard_until - now) if self.chunks else 0.0
         return self.made[stage] * SPEECH_S[stage] - heard_s
 
     def target(self) -> int:
@@ -165,28 +170,26 @@ class Stream:
     def advance(self, stage: StageName, units: int, now: float) -> None:
         """A step has ended; of a chunk, the listener plays from the first one on."""
         self.made[stage] += units
-        if self.first_text is None:
-            self.first_text = now
+        if math.isnan(self.ttft_s):
+            self.ttft_s = now - self.asked
         if stage != "token2wav":
             return
-        if self.first_audio is None:
-            self.first_audio = self.heard_until = now
+        if not self.chunks:
+            self.ttfa_s, self.heard_until = now - self.asked, now
         self.silent_s += max(0.0, now - self.heard_until)
         self.heard_until = max(now, self.heard_until) + units * SPEECH_S[stage]
         self.chunks += 1
         if not self.left(stage):
-            self.done = now
+            self.completion_s = now - self.asked
+            self.end.succeed()
 
 
 class Replica:
     """A replica of a stage: works in steps, each with as many of its streams as are due, or able."""
 
-    def __init__(
-        self, env: simpy.Environment, stage: StageName, time: StepTime, changed: Callable[[Stream], None]
-    ) -> None:
+    def __init__(self, env: simpy.Environment, stage: StageName, time: StepTime) -> None:
         self.streams: list[Stream] = []
-        self.busy_s = 0.0
-        self._env, self._stage, self._time, self._changed = env, stage, time, changed
+        self._env, self._stage, self._time = env, stage, time
         self._wake = env.event()
         env.process(self._run())
 
@@ -219,45 +222,32 @@ class Replica:
                 continue
             seconds = self._time(sum(each.cost(stage, units) for each, units in batch.items()))
             yield self._env.timeout(seconds)
-            self.busy_s += seconds
             for each, units in batch.items():
                 each.advance(stage, units, self._env.now)
                 if not each.left(stage):
                     self.streams.remove(each)
-                self._changed(each)
+                for replica in each.route:
+                    replica.wake()
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speakers:
-    """Who asks: each has one answer at a time, hears it (``hear``), and pauses for ``pause_s`` on average.
+    """Who asks: each has one answer at a time, and hears it before it pauses for ``pause_s`` on average.
 
-    With ``total`` they ask for so many answers, else until the simulation ends.
+    With ``total`` they ask for so many answers, and hear none of them out; else until the simulation ends.
     """
 
     count: int
     workload: Workload
     pause_s: float = 0.0
-    hear: bool = True
     total: int | None = None
 
 
-class Answer(NamedTuple):
-    """The figures of one answer."""
-
-    asked: float
-    ttft_s: float
-    ttfa_s: float
-    completion_s: float
-    silent_s: float
-
-
 class Outcome(NamedTuple):
-    """What came of a simulation of ``seconds``; ``busy`` is the share of the time that replicas worked."""
+    """What came of a simulation of ``seconds``."""
 
     seconds: float
-    asked: int
-    answers: list[Answer]
-    busy: dict[StageName, float]
+    answers: list[Stream]
 
     def after(self, begin_s: float) -> "Outcome":
         """The answers to requests from then on."""
@@ -275,70 +265,33 @@ class Outcome(NamedTuple):
 
 
 def simulate(
-    times: Times,
-    replicas: Replicas,
-    speakers: Speakers,
-    seconds: float | None = None,
-    seed: int = 0,
-    hop_s: float = 0.001,
+    times: Times, replicas: Replicas, speakers: Speakers, seconds: float | None = None, seed: int = 0
 ) -> Outcome:
     """Run one simulation; the same arguments give the same outcome."""
     env, chance = simpy.Environment(), random.Random(seed)  # noqa: S311 - no secret
-    routes: dict[Stream, list[Replica]] = {}
-    ends: dict[Stream, simpy.Event] = {}
-    answers: list[Answer] = []
-    asked = 0
+    answers: list[Stream] = []
+    stages = [[Replica(env, stage, times[stage]) for _ in range(replicas[stage])] for stage in STAGES]
 
-    def changed(stream: Stream) -> None:
-        for each in routes[stream]:
-            each.wake()
-        if stream.done is None or stream.first_text is None or stream.first_audio is None:
-            return
-        del routes[stream]
-        # Codec ids and audio go on to the next process, too.
-        begin = stream.asked - 3 * hop_s
-        answer = Answer(
-            asked=stream.asked,
-            ttft_s=stream.first_text + hop_s - stream.asked,
-            ttfa_s=stream.first_audio - begin,
-            completion_s=stream.done - begin,
-            silent_s=stream.silent_s,
-        )
-        answers.append(answer)
-        ends.pop(stream).succeed()
-
-    stages = {
-        stage: [Replica(env, stage, times[stage], changed) for _ in range(replicas[stage])]
-        for stage in STAGES
-    }
-
-    def speak(turns: Iterator[int] | None) -> Generator[simpy.Event, object, None]:
-        nonlocal asked
+    def speak(turns: Iterator[int]) -> Generator[simpy.Event, object, None]:
         if speakers.pause_s:
             # Somewhere in a conversation.
             yield env.timeout(chance.random() * (speakers.pause_s + speakers.workload.seconds))
-        while turns is None or next(turns, None) is not None:
-            stream = Stream(speakers.workload, env.now)
-            asked += 1
-            end = ends[stream] = env.event()
-            yield env.timeout(hop_s)
-            routes[stream] = [min(each, key=lambda replica: len(replica.streams)) for each in stages.values()]
-            for replica in routes[stream]:
+        for _ in turns:
+            stream = Stream(speakers.workload, env.now, env.event())
+            stream.route = [min(each, key=lambda replica: len(replica.streams)) for each in stages]
+            for replica in stream.route:
                 replica.streams.append(stream)
                 replica.wake()
-            yield end
-            if speakers.hear:
+            yield stream.end
+            answers.append(stream)
+            if speakers.total is None:
                 yield env.timeout(max(0.0, stream.heard_until - env.now))
-            if speakers.pause_s:
                 yield env.timeout(chance.expovariate(1 / speakers.pause_s))
 
-    turns = iter(range(speakers.total)) if speakers.total is not None else None
+    turns = itertools.count() if speakers.total is None else iter(range(speakers.total))
     running = [env.process(speak(turns)) for _ in range(speakers.count)]
     env.run(until=env.all_of(running) if seconds is None else seconds)
-    busy = {
-        stage: sum(each.busy_s for each in found) / (env.now * len(found)) for stage, found in stages.items()
-    }
-    return Outcome(env.now, asked, answers, busy)
+    return Outcome(env.now, answers)
 
 
 class Plan(NamedTuple):
@@ -410,20 +363,18 @@ def scaled(found: Sequence[Plan], count: int) -> Replicas | None:
     return None
 
 
-def check(result: RunResult, times: Times) -> Iterator[tuple[int, dict[str, tuple[float, float]]]]:
+def check(result: RunResult, times: Times) -> Iterator[tuple[int, dict[str, tuple[float, ...]]]]:
     """Simulate OmniRelay's loads of a run: by clients, both values of each figure."""
     loads = [each for each in result.loads if (each.adapter, each.scenario) == ("omnirelay", CONCURRENCY)]
     for clients in sorted({each.clients for each in loads}):
         ours = [each for each in loads if each.clients == clients]
         total = max(FEWEST, len(ours[0].answers) // clients * clients)
-        speakers = Speakers(count=clients, workload=ours[0].workload, hear=False, total=total)
+        speakers = Speakers(count=clients, workload=ours[0].workload, total=total)
         found = simulate(times, dict.fromkeys(STAGES, 1), speakers)
         answers = [answer for load in ours for answer in load.answers]
+        both = (answers, found.answers)
         figures = {
-            name: (
-                median(getattr(a, field) for a in answers),
-                median(getattr(a, field) for a in found.answers),
-            )
+            name: tuple(median(getattr(each, field) for each in its) for its in both)
             for name, field in CHECKED.items()
         }
         rate = (mean(load.requests_per_s for load in ours), len(found.answers) / found.seconds)
@@ -433,10 +384,10 @@ def check(result: RunResult, times: Times) -> Iterator[tuple[int, dict[str, tupl
 
 def table_of_times(times: Mapping[str, Times]) -> Table:
     """The fitted step times."""
-    rows: list[list[Cell]] = []
-    for size, fitted in times.items():
-        steps = [f"{1000 * each.step_s:.1f} + {1000 * each.unit_s:.2f} n" for each in fitted.values()]
-        rows.append([f"`{size}`", *steps])
+    rows: list[list[Cell]] = [
+        [f"`{size}`", *(f"{1000 * each.step_s:.1f} + {1000 * each.unit_s:.2f} n" for each in fitted.values())]
+        for size, fitted in times.items()
+    ]
     return Table(title="Step times", columns=["ms of a step", *STAGES], rows=rows)
 
 
@@ -475,10 +426,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--speakers", type=int, nargs="+", default=(1, 4, 16, 64, 256), metavar="N", help="ascending"
     )
-    parser.add_argument(
-        "--faster", nargs="*", choices=SIZES, default=["small"], help="with shorter steps, too"
-    )
-    parser.add_argument("--speedup", type=float, default=4.0, metavar="X", help="of these steps (default: 4)")
     parser.add_argument("--results", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
     parser.add_argument("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
     options = parser.parse_args(arguments)
@@ -489,10 +436,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     tables = [table_of_times(times), table_of_checks(runs, times)]
-    names = times | {
-        f"{size} / {options.speedup:g}": faster(times[size], options.speedup) for size in options.faster
-    }
-    for name, each in names.items():
+    imagined = {f"{size} / {FASTER}": faster(times[size], FASTER) for size in times if size == "small"}
+    for name, each in (times | imagined).items():
         tell(f"replicas for {name}")
         tables.append(table_of_plans(name, plans(each, options.speakers)))
     head = (

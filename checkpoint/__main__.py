@@ -9,12 +9,12 @@ from typing import Final
 
 import torch
 import transformers
-from safetensors import safe_open
 
 from checkpoint import BENCH, SMALL, TINY, qwen3_omni, write_checkpoint, write_large
 from checkpoint.compact import expand
 from checkpoint.qwen3_omni import write_qwen3_omni
 from omnirelay.errors import CheckpointError, OmniRelayError
+from shared.model_files import read_weights
 
 _PACKAGED = Path(__file__).parent / "speaking"
 
@@ -83,14 +83,7 @@ def _summary(directory: Path) -> str:
     files = sorted(directory.iterdir())
     lines = [f"{path.stat().st_size:>13,}  {path.name}" for path in files]
     total = sum(path.stat().st_size for path in files)
-    parameters = 0
-    for path in directory.glob("*.safetensors"):
-        with safe_open(path, framework="np") as weights:
-            for name in weights.keys():  # noqa: SIM118  (no mapping)
-                size = 1
-                for length in weights.get_slice(name).get_shape():
-                    size *= length
-                parameters += size
+    parameters = sum(read_weights(directory).elements.values())
     lines.append(f"{total:>13,}  bytes in {directory}; {parameters / 1e6:.1f} million parameters")
     return "\n".join(lines) + "\n"
 

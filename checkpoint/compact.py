@@ -5,18 +5,18 @@ keeps that row once and says which ids have rows of their own; :func:`expand` wr
 The voices lie with the weights, so that nothing in the directory is a pickle.
 """
 
-import json
 import shutil
-from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
+import msgspec
 import torch
+from msgspec import Meta
 from safetensors import SafetensorError, safe_open
 from safetensors.torch import load_file, save_file
 
 from checkpoint.writer import complete_directory
-from omnirelay.errors import CheckpointError
+from omnirelay.errors import CheckpointError, said
 from shared.manifest import MANIFEST_FILE, verify_manifest, write_manifest
 
 COMPACT_FILE = "compact.safetensors"
@@ -28,30 +28,16 @@ _LEAST_SHARED = 64
 _MOST_ROWS = 1 << 20
 
 
-@dataclass(frozen=True)
-class SharedRow:
+class SharedRow(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How a matrix is restored: ``rows`` in all; ``kept`` are the ids with rows of their own, in order."""
 
-    rows: int
-    kept: tuple[int, ...]
+    rows: Annotated[int, Meta(gt=0, le=_MOST_ROWS)]
+    kept: list[int]
 
-    @classmethod
-    def parse(cls, entry: Any, name: str) -> "SharedRow":
-        """Check a description that was read from a file."""
-        if not isinstance(entry, dict) or set(entry) != {"rows", "kept"}:
-            raise CheckpointError(
-                f"{COMPACT_FILE}: the rows of {name} are not described by `rows` and `kept`"
-            )
-        rows, kept = entry["rows"], entry["kept"]
-        if type(rows) is not int or not 0 < rows <= _MOST_ROWS:
-            raise CheckpointError(f"{COMPACT_FILE}: {name} has {rows!r} rows; 1 to {_MOST_ROWS} are allowed")
-        if not isinstance(kept, list) or not all(type(index) is int for index in kept):
-            raise CheckpointError(f"{COMPACT_FILE}: the kept rows of {name} are not a list of ids")
-        if kept != sorted(set(kept)) or (kept and not 0 <= kept[0] <= kept[-1] < rows):
-            raise CheckpointError(
-                f"{COMPACT_FILE}: the kept rows of {name} do not ascend within 0 to {rows - 1}"
-            )
-        return cls(rows, tuple(kept))
+    def __post_init__(self) -> None:
+        """Raise ValueError at ids out of order or range; when it is decoded, msgspec says where."""
+        if self.kept != sorted(set(self.kept)) or not set(self.kept) <= set(range(self.rows)):
+            raise ValueError(f"the kept rows do not ascend within 0 to {self.rows - 1}")
 
 
 def compress(source: Path, target: Path) -> None:
@@ -77,8 +63,8 @@ def compress(source: Path, target: Path) -> None:
             tensors[f"{_VOICE_PREFIX}{voice}.{name}"] = entry[name].half().contiguous()
     metadata = {
         "format": _FORMAT,
-        "rows": json.dumps({name: asdict(entry) for name, entry in shared.items()}),
-        "voices": json.dumps(tokens),
+        "rows": msgspec.json.encode(shared).decode(),
+        "voices": msgspec.json.encode(tokens).decode(),
     }
     with complete_directory(target) as partial:
         for path in source.iterdir():
@@ -98,7 +84,7 @@ def _shared_row(tensor: torch.Tensor) -> tuple[SharedRow, torch.Tensor] | None:
     shares = inverse == counts.argmax()
     kept = (~shares).nonzero().flatten()
     rows = torch.cat([tensor[kept], tensor[shares][:1]])
-    return SharedRow(len(tensor), tuple(kept.tolist())), rows
+    return SharedRow(len(tensor), kept.tolist()), rows
 
 
 def _in_16_bits(name: str, tensor: torch.Tensor) -> torch.Tensor:
@@ -121,16 +107,15 @@ def expand(source: Path, target: Path) -> None:
     """
     verify_manifest(source)
     path = source / COMPACT_FILE
-    metadata = _metadata(path)
-    shared = {name: SharedRow.parse(entry, name) for name, entry in metadata["rows"].items()}
+    shared, tokens = _described(path)
     tensors = load_file(path)
     voices: dict[str, dict[str, Any]] = {}
-    for voice, token in metadata["voices"].items():
+    for voice, token in tokens.items():
         parts = {name: tensors.pop(f"{_VOICE_PREFIX}{voice}.{name}", None) for name in ("cond", "ref_mel")}
-        if None in parts.values() or type(token) is not int:
+        if None in parts.values():
             raise CheckpointError(f"{path}: the voice {voice} is incomplete")
-        voices[voice] = {**{name: part.float() for name, part in parts.items() if part is not None}}
-        voices[voice]["bos_token"] = token
+        floats = {name: part.float() for name, part in parts.items() if part is not None}
+        voices[voice] = {**floats, "bos_token": token}
     missing = shared.keys() - tensors.keys()
     if missing:
         raise CheckpointError(f"{path}: {', '.join(sorted(missing))} described, but not there")
@@ -143,7 +128,8 @@ def expand(source: Path, target: Path) -> None:
         torch.save(voices, partial / _VOICES)
 
 
-def _metadata(path: Path) -> dict[str, dict[str, Any]]:
+def _described(path: Path) -> tuple[dict[str, SharedRow], dict[str, int]]:
+    """What the file says of shared rows, by tensor, and the first token of each voice."""
     try:
         with safe_open(path, framework="pt") as file:
             found = file.metadata() or {}
@@ -151,16 +137,11 @@ def _metadata(path: Path) -> dict[str, dict[str, Any]]:
         raise CheckpointError(f"{path} cannot be read: {error}") from error
     if found.get("format") != _FORMAT:
         raise CheckpointError(f"{path} is no compact checkpoint of the format {_FORMAT}")
-    result: dict[str, dict[str, Any]] = {}
-    for name in ("rows", "voices"):
-        try:
-            entries = json.loads(found.get(name, ""))
-        except json.JSONDecodeError as error:
-            raise CheckpointError(f"{path}: the metadata `{name}` is no JSON: {error}") from error
-        if not isinstance(entries, dict):
-            raise CheckpointError(f"{path}: the metadata `{name}` is no object")
-        result[name] = entries
-    return result
+    try:
+        shared = msgspec.json.decode(found.get("rows", ""), type=dict[str, SharedRow])
+        return shared, msgspec.json.decode(found.get("voices", ""), type=dict[str, int])
+    except msgspec.DecodeError as error:
+        raise CheckpointError(f"{path}: its metadata is not what was written: {said(error)}") from error
 
 
 def _restored(name: str, tensor: torch.Tensor, shared: SharedRow | None) -> torch.Tensor:
@@ -173,5 +154,5 @@ def _restored(name: str, tensor: torch.Tensor, shared: SharedRow | None) -> torc
             f"{len(shared.kept)} and a shared one are described"
         )
     whole = values[-1].repeat(shared.rows, 1)
-    whole[list(shared.kept)] = values[:-1]
+    whole[shared.kept] = values[:-1]
     return whole

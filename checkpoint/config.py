@@ -1,11 +1,12 @@
 """The model's config and the processors' configs, from a shape."""
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 import transformers
 
-from checkpoint.shape import CheckpointShape
+from checkpoint.shape import CheckpointShape, head_dim
 from checkpoint.tokenizer import write_json
 
 ROPE_THETA = 1_000_000.0
@@ -72,7 +73,7 @@ def _rope(head_dim: int, sections: tuple[int, int, int] | None = None) -> dict[s
 
 
 def _thinker(shape: CheckpointShape, user_token: int) -> dict[str, Any]:
-    text, audio, vision = shape.thinker, shape.audio, shape.vision
+    width = shape.thinker["hidden_size"]
     return {
         **_media_ids(shape),
         **_ends(shape),
@@ -81,45 +82,33 @@ def _thinker(shape: CheckpointShape, user_token: int) -> dict[str, Any]:
         "user_token_id": user_token,
         "text_config": {
             **_ends(shape),
+            **shape.thinker,
             "vocab_size": shape.vocabulary.size,
-            "hidden_size": text.hidden_size,
-            "intermediate_size": text.intermediate_size,
-            "num_hidden_layers": text.layers,
-            "num_attention_heads": text.heads,
-            "num_key_value_heads": text.key_value_heads,
-            "max_position_embeddings": text.max_positions,
-            "rope_parameters": _rope(text.head_dim),
+            "rope_parameters": _rope(head_dim(shape.thinker)),
             "tie_word_embeddings": False,
         },
         "audio_config": {
+            **shape.audio,
             "num_mel_bins": 128,
-            "encoder_layers": audio.layers,
-            "encoder_attention_heads": audio.heads,
-            "encoder_ffn_dim": audio.intermediate_size,
-            "d_model": audio.hidden_size,
             "max_source_positions": 1500,
             "n_window": 100,
-            "output_dim": text.hidden_size,
+            "output_dim": width,
         },
         "vision_config": {
-            "depth": vision.layers,
-            "hidden_size": vision.hidden_size,
-            "intermediate_size": vision.intermediate_size,
-            "num_heads": vision.heads,
+            **shape.vision,
             "in_channels": 3,
             "patch_size": _PATCH,
             "spatial_merge_size": _MERGE,
             "temporal_patch_size": 2,
             "window_size": 112,
-            "out_hidden_size": text.hidden_size,
-            "fullatt_block_indexes": list(vision.full_attention or (vision.layers - 1,)),
+            "out_hidden_size": width,
             "tokens_per_second": 25,
         },
     }
 
 
 def _talker(shape: CheckpointShape) -> dict[str, Any]:
-    talker, ids = shape.talker, shape.vocabulary.ids
+    ids = shape.vocabulary.ids
     return {
         **_media_ids(shape),
         **_CLOCK,
@@ -128,57 +117,31 @@ def _talker(shape: CheckpointShape) -> dict[str, Any]:
         "tts_text_start_token_id": ids.speech_start,
         "tts_text_end_token_id": ids.speech_end,
         "vocab_size": CODEC_VOCABULARY,
-        "embedding_size": shape.thinker.hidden_size,
-        "hidden_size": talker.hidden_size,
-        "intermediate_size": talker.intermediate_size,
-        "num_hidden_layers": talker.layers,
-        "num_attention_heads": talker.heads,
-        "num_key_value_heads": talker.key_value_heads,
-        "head_dim": talker.head_dim,
-        "max_position_embeddings": talker.max_positions,
-        "rope_parameters": _rope(talker.head_dim, talker.mrope_sections),
+        "embedding_size": shape.thinker["hidden_size"],
+        **shape.talker,
+        "rope_parameters": _rope(head_dim(shape.talker), shape.talker_mrope),
         "spatial_merge_size": _MERGE,
     }
 
 
 def dit_config(shape: CheckpointShape) -> dict[str, Any]:
     """Return the config of token2wav's diffusion transformer."""
-    dit = shape.dit
-    channels = dit.encoder_channels
-    attention = dit.encoder_attention_channels or channels // 2
     return {
-        "hidden_size": dit.hidden_size,
-        "num_hidden_layers": dit.layers,
-        "num_attention_heads": dit.heads,
-        "head_dim": dit.head_dim,
+        **shape.dit,
         "ff_mult": 2,
-        "emb_dim": dit.embedding_size,
-        "max_position_embeddings": dit.max_positions,
         "block_size": 24,
-        "look_ahead_layers": list(dit.look_ahead_layers),
-        "look_backward_layers": list(dit.look_backward_layers),
         "repeats": 2,
-        "num_embeds": dit.codes,
         "mel_dim": MEL_BINS,
-        "enc_emb_dim": dit.speaker_size,
-        "enc_dim": dit.encoder_size,
-        # The last layer takes the three before it side by side.
-        "enc_channels": [channels, channels, channels, channels, 3 * channels],
-        "enc_attention_channels": attention,
         "enc_res2net_scale": 2,
-        "enc_se_channels": attention,
     }
 
 
 def bigvgan_config(shape: CheckpointShape) -> dict[str, Any]:
     """Return the config of the vocoder."""
-    kernels = shape.vocoder.kernel_sizes
+    kernels = shape.vocoder["resblock_kernel_sizes"]
     return {
+        **shape.vocoder,
         "mel_dim": MEL_BINS,
-        "upsample_initial_channel": shape.vocoder.channels,
-        "upsample_rates": list(shape.vocoder.rates),
-        "upsample_kernel_sizes": list(shape.vocoder.rate_kernels),
-        "resblock_kernel_sizes": list(kernels),
         "resblock_dilation_sizes": [[1, 3, 5] for _ in kernels],
     }
 
@@ -186,29 +149,39 @@ def bigvgan_config(shape: CheckpointShape) -> dict[str, Any]:
 def write_processors(directory: Path, shape: CheckpointShape) -> None:
     """Write how sound, pictures and videos become the encoders' input, and the generation defaults."""
     pixels_of_token = (_PATCH * _MERGE) ** 2
-    size = {
-        "shortest_edge": shape.vision.fewest_tokens * pixels_of_token,
-        "longest_edge": shape.vision.most_tokens * pixels_of_token,
-    }
-    vision = {
+    fewest, most = shape.picture_tokens
+    pictures = {
         "image_mean": [0.48145466, 0.4578275, 0.40821073],
         "image_std": [0.26862954, 0.26130258, 0.27577711],
-        "merge_size": _MERGE,
         "patch_size": _PATCH,
-        "temporal_patch_size": 2,
-        "min_pixels": size["shortest_edge"],
-        "max_pixels": size["longest_edge"],
-        "size": size,
-        "processor_class": "Qwen2_5OmniProcessor",
     }
-    write_preprocessors(directory, vision, shape.audio.longest_seconds)
-    ends = _ends(shape)
-    stops = [shape.vocabulary.ids.im_end, shape.vocabulary.ids.end_of_text]
-    write_generation(directory, {**ends, "eos_token_id": stops})
+    pixels = (fewest * pixels_of_token, most * pixels_of_token)
+    write_preprocessors(directory, "Qwen2_5OmniProcessor", pictures, pixels, shape.longest_seconds)
+    write_generation(directory, shape.vocabulary.ids.tokens())
 
 
-def write_preprocessors(directory: Path, vision: dict[str, Any], longest_seconds: int) -> None:
-    """Write how sound of at most so many seconds, pictures and videos become the encoders' input."""
+def write_preprocessors(
+    directory: Path, processor: str, pictures: dict[str, Any], pixels: tuple[int, int], longest_seconds: int
+) -> None:
+    """Write how sound, pictures and videos become the encoders' input.
+
+    Args:
+        directory: The checkpoint.
+        processor: transformers' class for all of them.
+        pictures: What the vision encoder wants, but for the size.
+        pixels: The fewest and the most of a picture.
+        longest_seconds: The longest sound.
+    """
+    fewest, most = pixels
+    vision = {
+        **pictures,
+        "merge_size": _MERGE,
+        "temporal_patch_size": 2,
+        "min_pixels": fewest,
+        "max_pixels": most,
+        "size": {"shortest_edge": fewest, "longest_edge": most},
+        "processor_class": processor,
+    }
     sampling_rate, hop = 16_000, 160
     audio = {
         "feature_extractor_type": "WhisperFeatureExtractor",
@@ -232,6 +205,9 @@ def write_preprocessors(directory: Path, vision: dict[str, Any], longest_seconds
     )
 
 
-def write_generation(directory: Path, values: dict[str, Any]) -> None:
-    """Write the defaults of generation, over what transformers has written."""
+def write_generation(directory: Path, tokens: Mapping[str, int]) -> None:
+    """Write the defaults of generation, over what transformers has written, by the ids of special tokens."""
+    end = tokens["<|endoftext|>"]
+    stops = [tokens["<|im_end|>"], end]
+    values = {"bos_token_id": tokens["<|im_start|>"], "eos_token_id": stops, "pad_token_id": end}
     write_json(directory / "generation_config.json", values)

@@ -39,12 +39,12 @@ def write_large(
     declare_missing_operators()
     with complete_directory(directory) as partial:
         trained = tokenizer.build_tokenizer(shape.vocabulary.trained, shape.vocabulary.ids.tokens())
-        tokenizer.write_tokenizer(partial, trained, shape.thinker.max_positions)
+        tokenizer.write_tokenizer(partial, trained, shape.thinker["max_position_embeddings"])
         config = model_config(shape, tokenizer.user_id(trained), str(DTYPE).removeprefix("torch."))
         config.save_pretrained(partial)
         write_processors(partial, shape)
         voices = {
-            name: speech.make_voice(shape.dit, bos_token, generator_for(seed, name))
+            name: speech.make_voice(shape, bos_token, generator_for(seed, name))
             for name, bos_token in shape.vocabulary.ids.speakers().items()
         }
         write_voices(partial, voices)

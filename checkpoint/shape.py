@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import asdict, dataclass, field, fields, replace
+from typing import Any
 
 from omnirelay.errors import CheckpointError
 
+Values = dict[str, Any]
 SPEAKERS = ("Chelsie", "Ethan")
 # vLLM's attention on the CPU has no kernel for smaller heads.
 SMALLEST_HEAD = 32
@@ -39,7 +41,7 @@ class SpecialIds:
 
     def tokens(self) -> dict[str, int]:
         """Return the id of each special token by its text, smallest id first."""
-        pairs = {_TEXTS[item.name]: int(getattr(self, item.name)) for item in fields(self)}
+        pairs = {_TEXTS.get(name, f"<|{name}|>"): each for name, each in asdict(self).items()}
         return dict(sorted(pairs.items(), key=lambda pair: pair[1]))
 
     def speakers(self) -> dict[str, int]:
@@ -49,22 +51,13 @@ class SpecialIds:
 
 _TEXTS = {
     "end_of_text": "<|endoftext|>",
-    "im_start": "<|im_start|>",
-    "im_end": "<|im_end|>",
     "audio": "<|AUDIO|>",
-    "audio_bos": "<|audio_bos|>",
-    "audio_eos": "<|audio_eos|>",
-    "vision_bos": "<|vision_bos|>",
-    "vision_eos": "<|vision_eos|>",
-    "vision_pad": "<|vision_pad|>",
     "image": "<|IMAGE|>",
     "video": "<|VIDEO|>",
-    "speech_pad": "<|speech_pad|>",
-    "speech_start": "<|speech_start|>",
-    "speech_end": "<|speech_end|>",
     "chelsie": "<|voice_chelsie|>",
     "ethan": "<|voice_ethan|>",
 }
+"""The texts of tokens that are not called as their fields are."""
 
 
 @dataclass(frozen=True)
@@ -103,127 +96,63 @@ RELEASED_VOCABULARY = VocabularyShape(
 
 
 @dataclass(frozen=True)
-class ThinkerShape:
-    """The thinker's text model; a head has ``hidden_size / heads`` values."""
-
-    hidden_size: int = 128
-    intermediate_size: int = 256
-    layers: int = 2
-    heads: int = 4
-    key_value_heads: int = 2
-    max_positions: int = 8192
-
-    @property
-    def head_dim(self) -> int:
-        """Values of one attention head."""
-        return self.hidden_size // self.heads
-
-
-@dataclass(frozen=True)
-class TalkerShape:
-    """The talker's text model; its embedding is as wide as the thinker's hidden state.
-
-    ``mrope_sections`` are pairs of rotated values for time, height and width; None for a quarter, and the
-    rest in halves, as the thinker has them.
-    """
-
-    hidden_size: int = 96
-    intermediate_size: int = 192
-    layers: int = 2
-    heads: int = 4
-    key_value_heads: int = 2
-    head_dim: int = 32
-    max_positions: int = 8192
-    mrope_sections: tuple[int, int, int] | None = None
-
-
-@dataclass(frozen=True)
-class AudioShape:
-    """The audio encoder; recordings are cut at ``longest_seconds`` (25 tokens a second)."""
-
-    hidden_size: int = 64
-    intermediate_size: int = 128
-    layers: int = 2
-    heads: int = 4
-    longest_seconds: int = 60
-
-
-@dataclass(frozen=True)
-class VisionShape:
-    """The image and video encoder.
-
-    A picture is scaled to ``fewest_tokens`` to ``most_tokens`` tokens of 28x28 pixels.  Layers of
-    ``full_attention`` see all of it, by default the last one; others see windows.
-    """
-
-    hidden_size: int = 64
-    intermediate_size: int = 128
-    layers: int = 2
-    heads: int = 4
-    fewest_tokens: int = 4
-    most_tokens: int = 256
-    full_attention: tuple[int, ...] | None = None
-
-
-@dataclass(frozen=True)
-class DiTShape:
-    """The diffusion transformer, from codec ids to a mel spectrogram, and its speaker encoder.
-
-    ``encoder_attention_channels`` are those of the speaker encoder's attention and of its squeeze-excitation,
-    by default half of its channels.
-    """
-
-    hidden_size: int = 64
-    layers: int = 4
-    heads: int = 4
-    head_dim: int = 16
-    embedding_size: int = 32
-    look_ahead_layers: tuple[int, ...] = (1,)
-    look_backward_layers: tuple[int, ...] = (0, 2)
-    codes: int = 8193
-    max_positions: int = 32768
-    speaker_size: int = 32
-    encoder_size: int = 16
-    encoder_channels: int = 32
-    encoder_attention_channels: int | None = None
-    reference_frames: int = 200
-
-
-@dataclass(frozen=True)
-class VocoderShape:
-    """The vocoder, from a mel spectrogram to 24,000 samples a second (240 a frame)."""
-
-    channels: int = 128
-    kernel_sizes: tuple[int, ...] = (3, 7)
-    rates: tuple[int, ...] = (5, 3, 2, 2, 2, 2)
-    rate_kernels: tuple[int, ...] = (11, 7, 4, 4, 4, 4)
-
-
-@dataclass(frozen=True)
 class CheckpointShape:
-    """Sizes of a whole checkpoint; the defaults are those of :data:`TINY`."""
+    """Sizes of a whole checkpoint, part by part, by the names that transformers' configurations have.
 
+    The thinker's heads have ``hidden_size / num_attention_heads`` values.  ``talker_mrope`` are pairs of
+    rotated values for time, height and width; None for a quarter, and the rest in halves, as the thinker has
+    them.  Recordings are cut at ``longest_seconds`` (25 tokens a second), a picture is scaled to fewest to
+    most ``picture_tokens`` of 28x28 pixels, a voice's recording has ``reference_frames``.
+    """
+
+    thinker: Values
+    talker: Values
+    audio: Values
+    vision: Values
+    dit: Values
+    vocoder: Values
     vocabulary: VocabularyShape = field(default_factory=VocabularyShape)
-    thinker: ThinkerShape = field(default_factory=ThinkerShape)
-    talker: TalkerShape = field(default_factory=TalkerShape)
-    audio: AudioShape = field(default_factory=AudioShape)
-    vision: VisionShape = field(default_factory=VisionShape)
-    dit: DiTShape = field(default_factory=DiTShape)
-    vocoder: VocoderShape = field(default_factory=VocoderShape)
+    talker_mrope: tuple[int, int, int] | None = None
+    longest_seconds: int = 60
+    picture_tokens: tuple[int, int] = (4, 256)
+    reference_frames: int = 200
 
     def validate(self) -> None:
         """Raise :class:`CheckpointError` for sizes of which no working checkpoint can be made."""
         for name, part in (("thinker", self.thinker), ("talker", self.talker)):
-            _require(part.head_dim >= SMALLEST_HEAD, f"{name}.head_dim is {part.head_dim}; use 32 or more")
-            _require(part.heads % part.key_value_heads == 0, f"{name}.heads must be k x key_value_heads")
-        _require(self.thinker.hidden_size % self.thinker.heads == 0, "thinker.hidden_size must be k x heads")
+            size, heads = head_dim(part), part["num_attention_heads"]
+            _require(size >= SMALLEST_HEAD, f"{name}.head_dim is {size}; use 32 or more")
+            _require(
+                heads % part["num_key_value_heads"] == 0,
+                f"{name}.num_attention_heads must be k x num_key_value_heads",
+            )
+        whole = self.thinker["hidden_size"] % self.thinker["num_attention_heads"] == 0
+        _require(whole, "thinker.hidden_size must be k x num_attention_heads")
         ids = list(self.vocabulary.ids.tokens().values())
         _require(len(set(ids)) == len(ids), "vocabulary.ids names one id twice")
         _require(ids[0] >= self.vocabulary.trained, "vocabulary.ids overlaps the trained tokens")
         _require(ids[-1] < self.vocabulary.size, "vocabulary.size is too small for vocabulary.ids")
         _require(self.vocabulary.ids.end_of_text == ids[0], "vocabulary.ids must start with end_of_text")
-        for layer in (*self.dit.look_ahead_layers, *self.dit.look_backward_layers):
-            _require(layer < self.dit.layers, f"the DiT has no layer {layer}")
+        for layer in (*self.dit["look_ahead_layers"], *self.dit["look_backward_layers"]):
+            _require(layer < self.dit["num_hidden_layers"], f"the DiT has no layer {layer}")
+
+
+def head_dim(part: Values) -> int:
+    """Values of one attention head."""
+    return int(part.get("head_dim") or part["hidden_size"] // part["num_attention_heads"])
+
+
+def speaker_encoder(size: int, channels: int, attention: int | None = None) -> Values:
+    """Sizes of the DiT's speaker encoder; attention and squeeze-excitation have half of its channels."""
+    # The last layer takes the three before it side by side.
+    layers = [channels, channels, channels, channels, 3 * channels]
+    inner = attention or channels // 2
+    return {
+        "enc_dim": size,
+        "enc_channels": layers,
+        "enc_attention_channels": inner,
+        "enc_se_channels": inner,
+    }
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -231,121 +160,150 @@ def _require(holds: bool, problem: str) -> None:
         raise CheckpointError(f"the shape cannot be built: {problem}")
 
 
-TINY = CheckpointShape()
+def decoder_sizes(
+    width: int, inner: int, layers: int, heads: int, key_value_heads: int, positions: int = 8192
+) -> Values:
+    """A decoder's sizes."""
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": key_value_heads,
+        "max_position_embeddings": positions,
+    }
+
+
+def audio_sizes(width: int, inner: int, layers: int, heads: int) -> Values:
+    """The audio encoder's sizes."""
+    return {
+        "d_model": width,
+        "encoder_ffn_dim": inner,
+        "encoder_layers": layers,
+        "encoder_attention_heads": heads,
+    }
+
+
+def vision_sizes(width: int, inner: int, layers: int, heads: int) -> Values:
+    """The sizes of the encoder of pictures; its last layer sees all of a picture, others see windows."""
+    return {
+        "hidden_size": width,
+        "intermediate_size": inner,
+        "depth": layers,
+        "num_heads": heads,
+        "fullatt_block_indexes": [layers - 1],
+    }
+
+
+TINY = CheckpointShape(
+    thinker=decoder_sizes(128, 256, 2, 4, 2),
+    talker=decoder_sizes(96, 192, 2, 4, 2) | {"head_dim": 32},
+    audio=audio_sizes(64, 128, 2, 4),
+    vision=vision_sizes(64, 128, 2, 4),
+    dit={
+        "hidden_size": 64,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 4,
+        "head_dim": 16,
+        "emb_dim": 32,
+        "look_ahead_layers": [1],
+        "look_backward_layers": [0, 2],
+        "num_embeds": 8193,
+        "max_position_embeddings": 32768,
+        "enc_emb_dim": 32,
+        **speaker_encoder(16, 32),
+    },
+    vocoder={
+        "upsample_initial_channel": 128,
+        "resblock_kernel_sizes": [3, 7],
+        "upsample_rates": [5, 3, 2, 2, 2, 2],
+        "upsample_kernel_sizes": [11, 7, 4, 4, 4, 4],
+    },
+)
 # Speaks faster than real time on two cores; each stage takes 20 to 50% of transformers' time.
 SMALL = CheckpointShape(
-    thinker=ThinkerShape(hidden_size=1024, intermediate_size=4096, layers=10, heads=16, key_value_heads=4),
-    talker=TalkerShape(
-        hidden_size=512, intermediate_size=1536, layers=6, heads=8, key_value_heads=2, head_dim=64
-    ),
-    audio=AudioShape(hidden_size=256, intermediate_size=1024, layers=4, heads=4),
-    vision=VisionShape(hidden_size=256, intermediate_size=1024, layers=4, heads=4),
-    dit=DiTShape(
-        hidden_size=128,
-        layers=3,
-        heads=2,
-        head_dim=64,
-        embedding_size=128,
-        speaker_size=64,
-        encoder_size=64,
-        encoder_channels=64,
-        reference_frames=200,
-    ),
-    vocoder=VocoderShape(channels=64, kernel_sizes=(3,)),
+    thinker=decoder_sizes(1024, 4096, 10, 16, 4),
+    talker=decoder_sizes(512, 1536, 6, 8, 2) | {"head_dim": 64},
+    audio=audio_sizes(256, 1024, 4, 4),
+    vision=vision_sizes(256, 1024, 4, 4),
+    dit={
+        **TINY.dit,
+        "hidden_size": 128,
+        "num_hidden_layers": 3,
+        "num_attention_heads": 2,
+        "head_dim": 64,
+        "emb_dim": 128,
+        "enc_emb_dim": 64,
+        **speaker_encoder(64, 64),
+    },
+    vocoder={**TINY.vocoder, "upsample_initial_channel": 64, "resblock_kernel_sizes": [3]},
 )
 # Half of the layers of the released thinker of 3B parameters, and a talker with the sizes of Qwen2 0.5B: each
 # step takes tens of milliseconds, each stage 20 to 50% of transformers' time for an answer of 10 s.
 BENCH = CheckpointShape(
-    thinker=ThinkerShape(
-        hidden_size=2048,
-        intermediate_size=11008,
-        layers=18,
-        heads=16,
-        key_value_heads=2,
-        max_positions=4096,
-    ),
-    talker=TalkerShape(
-        hidden_size=896,
-        intermediate_size=4864,
-        layers=24,
-        heads=14,
-        key_value_heads=2,
-        head_dim=64,
-        max_positions=4096,
-    ),
+    thinker=decoder_sizes(2048, 11008, 18, 16, 2, positions=4096),
+    talker=decoder_sizes(896, 4864, 24, 14, 2, positions=4096) | {"head_dim": 64},
     audio=SMALL.audio,
     vision=SMALL.vision,
-    dit=replace(SMALL.dit, hidden_size=512, layers=4, heads=8, embedding_size=512),
+    dit={
+        **SMALL.dit,
+        "hidden_size": 512,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 8,
+        "emb_dim": 512,
+    },
     vocoder=SMALL.vocoder,
 )
 # The shapes of Qwen2.5-Omni-3B as released, by the configuration of it that InternLM's XTuner has
 # (Qwen2_5Omni3BConfig); what that leaves out (DiT, vocoder) is what transformers has by default.
 RELEASED_3B = CheckpointShape(
     vocabulary=replace(RELEASED_VOCABULARY, size=151936),
-    thinker=ThinkerShape(
-        hidden_size=2048,
-        intermediate_size=11008,
-        layers=36,
-        heads=16,
-        key_value_heads=2,
-        max_positions=32768,
-    ),
-    talker=TalkerShape(
-        hidden_size=896,
-        intermediate_size=4864,
-        layers=24,
-        heads=14,
-        key_value_heads=2,
-        head_dim=64,
-        max_positions=32768,
-        mrope_sections=(16, 16, 0),
-    ),
-    audio=AudioShape(hidden_size=1280, intermediate_size=5120, layers=32, heads=20, longest_seconds=300),
-    vision=VisionShape(
-        hidden_size=1280,
-        intermediate_size=3420,
-        layers=32,
-        heads=16,
-        most_tokens=16384,
-        full_attention=(7, 15, 23, 31),
-    ),
-    dit=DiTShape(
-        hidden_size=1024,
-        layers=22,
-        heads=16,
-        head_dim=64,
-        embedding_size=512,
-        look_ahead_layers=(10,),
-        look_backward_layers=(0, 20),
-        speaker_size=192,
-        encoder_size=128,
-        encoder_channels=256,
-        encoder_attention_channels=64,
-    ),
-    vocoder=VocoderShape(channels=1536, kernel_sizes=(3, 7, 11)),
+    thinker=decoder_sizes(2048, 11008, 36, 16, 2, positions=32768),
+    talker=decoder_sizes(896, 4864, 24, 14, 2, positions=32768) | {"head_dim": 64},
+    talker_mrope=(16, 16, 0),
+    audio=audio_sizes(1280, 5120, 32, 20),
+    longest_seconds=300,
+    vision={**vision_sizes(1280, 3420, 32, 16), "fullatt_block_indexes": [7, 15, 23, 31]},
+    picture_tokens=(4, 16384),
+    dit={
+        **TINY.dit,
+        "hidden_size": 1024,
+        "num_hidden_layers": 22,
+        "num_attention_heads": 16,
+        "head_dim": 64,
+        "emb_dim": 512,
+        "look_ahead_layers": [10],
+        "look_backward_layers": [0, 20],
+        "enc_emb_dim": 192,
+        **speaker_encoder(128, 256, 64),
+    },
+    vocoder={**TINY.vocoder, "upsample_initial_channel": 1536, "resblock_kernel_sizes": [3, 7, 11]},
 )
 # The sizes of the checkpoint that `labs.training` makes: answers, and fits into a repository.
 SPEAKING = CheckpointShape(
-    thinker=ThinkerShape(hidden_size=192, intermediate_size=512, layers=4, heads=3, key_value_heads=3),
-    talker=TalkerShape(
-        hidden_size=256, intermediate_size=768, layers=4, heads=4, key_value_heads=2, head_dim=64
-    ),
-    audio=AudioShape(hidden_size=192, intermediate_size=512, layers=4, heads=3, longest_seconds=30),
-    vision=VisionShape(
-        hidden_size=128, intermediate_size=384, layers=4, heads=4, fewest_tokens=36, most_tokens=36
-    ),
-    dit=DiTShape(
-        hidden_size=160,
-        layers=6,
-        heads=5,
-        head_dim=32,
-        embedding_size=128,
-        look_ahead_layers=(2,),
-        look_backward_layers=(0, 4),
-        codes=1025,
-        encoder_size=32,
-        encoder_channels=64,
-        reference_frames=300,
-    ),
-    vocoder=VocoderShape(channels=256, rates=(5, 4, 4, 3), rate_kernels=(11, 8, 8, 7)),
+    thinker=decoder_sizes(192, 512, 4, 3, 3),
+    talker=decoder_sizes(256, 768, 4, 4, 2) | {"head_dim": 64},
+    audio=audio_sizes(192, 512, 4, 3),
+    longest_seconds=30,
+    vision=vision_sizes(128, 384, 4, 4),
+    picture_tokens=(36, 36),
+    dit={
+        **TINY.dit,
+        "hidden_size": 160,
+        "num_hidden_layers": 6,
+        "num_attention_heads": 5,
+        "head_dim": 32,
+        "emb_dim": 128,
+        "look_ahead_layers": [2],
+        "look_backward_layers": [0, 4],
+        "num_embeds": 1025,
+        **speaker_encoder(32, 64),
+    },
+    reference_frames=300,
+    vocoder={
+        **TINY.vocoder,
+        "upsample_initial_channel": 256,
+        "upsample_rates": [5, 4, 4, 3],
+        "upsample_kernel_sizes": [11, 8, 8, 7],
+    },
 )

@@ -7,7 +7,7 @@ from torch.nn import functional
 
 from checkpoint.config import MEL_BINS
 from checkpoint.initialize import fill
-from checkpoint.shape import DiTShape
+from checkpoint.shape import CheckpointShape
 
 # Logarithmic mel values of speech lie about here.
 _MEL_MEAN, _MEL_DEVIATION = -4.0, 1.5
@@ -51,16 +51,16 @@ def _set_loudness(token2wav: Any, voice: dict[str, Any], generator: torch.Genera
     last *= _LOUDNESS / wave.square().mean().sqrt()
 
 
-def make_voice(shape: DiTShape, bos_token: int, generator: torch.Generator) -> dict[str, Any]:
+def make_voice(shape: CheckpointShape, bos_token: int, generator: torch.Generator) -> dict[str, Any]:
     """Return one entry of ``spk_dict.pt``.
 
-    ``cond`` is float32 ``[1, speaker_size]``, ``ref_mel`` float32 ``[1, reference_frames, 80]``,
+    ``cond`` is float32 ``[1, enc_emb_dim]``, ``ref_mel`` float32 ``[1, reference_frames, 80]``,
     ``bos_token`` the text id that starts this voice's speech.
     """
     frames = torch.randn(1, MEL_BINS, shape.reference_frames + _SMOOTHING_FRAMES - 1, generator=generator)
     smooth = functional.avg_pool1d(frames, _SMOOTHING_FRAMES, stride=1) * _SMOOTHING_FRAMES**0.5
     return {
-        "cond": torch.randn(1, shape.speaker_size, generator=generator),
+        "cond": torch.randn(1, shape.dit["enc_emb_dim"], generator=generator),
         "ref_mel": (_MEL_MEAN + _MEL_DEVIATION * smooth).transpose(1, 2).contiguous(),
         "bos_token": bos_token,
     }

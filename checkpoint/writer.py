@@ -102,7 +102,7 @@ def _replace(directory: Path, complete: Path) -> None:
 def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
     with step("tokenizer"):
         trained = tokenizer.build_tokenizer(shape.vocabulary.trained, shape.vocabulary.ids.tokens())
-        tokenizer.write_tokenizer(directory, trained, shape.thinker.max_positions)
+        tokenizer.write_tokenizer(directory, trained, shape.thinker["max_position_embeddings"])
     config = model_config(shape, tokenizer.user_id(trained))
     with step("layers"), torch.random.fork_rng(devices=[]):
         model = transformers.Qwen2_5OmniForConditionalGeneration(config).eval()
@@ -111,9 +111,9 @@ def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
         words, ends = tokenizer.word_ids(trained), tokenizer.sentence_end_ids(trained)
         language.fill_thinker(model.thinker, ids, words, ends, generator_for(seed, "thinker"))
     with step(f"talker, {language.parameters_of(model.talker) / 1e6:.1f} million parameters"):
-        language.fill_talker(model.talker, shape.dit.codes, generator_for(seed, "talker"))
+        language.fill_talker(model.talker, shape.dit["num_embeds"], generator_for(seed, "talker"))
     voices = {
-        name: speech.make_voice(shape.dit, bos_token, generator_for(seed, name))
+        name: speech.make_voice(shape, bos_token, generator_for(seed, name))
         for name, bos_token in ids.speakers().items()
     }
     with step(f"token2wav, {language.parameters_of(model.token2wav) / 1e6:.1f} million parameters"):

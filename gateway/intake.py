@@ -12,10 +12,12 @@ from gateway.fairness.thread import FairThread
 from gateway.input.media import MediaIntake
 from gateway.input.prompt import PromptBuilder
 from gateway.input.urls import HttpsUrl
+from gateway.requests.partial import check_partial
 from gateway.validation import SEED_BITS, Validator
 from omnirelay.content import media_of
 from omnirelay.errors import BusyError
 from omnirelay.protocol import GenerateRequest, PartialAnswer
+from omnirelay.status import CodecLimits
 from shared.config import MediaConfig
 from shared.messages import TextSampling, ThinkRequest
 
@@ -85,13 +87,18 @@ class RequestIntake:
             cache_salt=cache_salt,
         )
 
-    async def given(self, request: GenerateRequest, think: ThinkRequest, client: str) -> PartialAnswer | None:
-        """What there is of the answer: what the client holds of it, and the text that it is to have."""
-        if request.say is None:
-            return request.resume
-        held = request.resume or PartialAnswer(request_id=think.request_id)
-        ids = await self._thread.run(client, self._validator.said, request, think.sampling.max_tokens)
-        return msgspec.structs.replace(held, text_token_ids=ids, text_finish_reason="stop")
+    async def given(
+        self, request: GenerateRequest, think: ThinkRequest, client: str, codec: CodecLimits
+    ) -> PartialAnswer | None:
+        """What there is of the answer, checked: what the client holds, and the text that it is to have."""
+        partial = request.resume
+        if request.say is not None:
+            held = partial or PartialAnswer(request_id=think.request_id)
+            ids = await self._thread.run(client, self._validator.said, request, think.sampling.max_tokens)
+            partial = msgspec.structs.replace(held, text_token_ids=ids, text_finish_reason="stop")
+        if partial is not None:
+            check_partial(partial, think, codec, self._prompts.vocab_size, self._prompts.placeholders)
+        return partial
 
     async def tokenize(self, request: GenerateRequest, client: str) -> list[int]:
         """Build a prompt alone."""

@@ -22,10 +22,9 @@ from gateway.requests.answer_events import done_event, event_of
 from gateway.requests.history import RequestHistory, RequestReport, report_of
 from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts, late_error, state_after
 from gateway.requests.metrics import GatewayMetrics, Outcome, RequestMeter
-from gateway.requests.partial import check_partial
-from gateway.requests.record import Delta, RequestRecord, stage_of
+from gateway.requests.record import Delta, RequestRecord
 from gateway.requests.response_stream import ResponseStream
-from gateway.requests.start_delay import AnswerPace, SpeechHistory
+from gateway.requests.start_delay import SpeechHistory, pace_of
 from gateway.requests.tracing import GatewayTraces, RequestTrace
 from gateway.validation import Validator
 from omnirelay import error_codes
@@ -43,11 +42,8 @@ from shared.config import Config
 from shared.log import LIMITED, limited, of_request
 from shared.messages import (
     GATEWAY_NAME_BYTES,
-    SAMPLE_RATE,
-    ControlToGateway,
     RequestFailed,
     StageEvent,
-    ThinkRequest,
 )
 
 if TYPE_CHECKING:
@@ -65,6 +61,8 @@ class Gateway:
         name: Random; prefix of its request ids.
         prompts: The checkpoint's tokenizer and chat template.
         validator: Knows voices and limits.
+        monitor: Takes what replicas say of themselves.
+        intake: Builds prompts.
         stopping: It takes no more requests.
     """
 
@@ -90,7 +88,7 @@ class Gateway:
         self.prefills: Final = Prefills(
             self.registry, stages, self.dispatcher.aborts, self.metrics, limits.early_prompt_tokens
         )
-        self._monitor = ReplicaMonitor(
+        self.monitor: Final = ReplicaMonitor(
             self.name, config, self.registry, self.metrics, stages, self.dispatcher
         )
         self.dropped_events = 0
@@ -99,7 +97,7 @@ class Gateway:
         self.validator: Final = Validator(settings, self.registry, prompts)
         self._admission = Admission(limits.max_active, limits.max_queued)
         self.held: Final = MemoryBudget(limits.held_bytes, self._admission.retry_after_ms)
-        self._intake = RequestIntake(self.name, self.validator, prompts, config.media, fetch)
+        self.intake: Final = RequestIntake(self.name, self.validator, prompts, config.media, fetch)
         self._active: dict[str, ActiveRequest] = {}
         self._history = RequestHistory()
         self._spoken = SpeechHistory()
@@ -116,7 +114,7 @@ class Gateway:
         """Take a request, by the thinker ``near`` if possible, or raise a RequestError; close its stream."""
         lifecycle = Lifecycle(self.counts)
         trace = self._traces.begin(request.traceparent, lifecycle) if self._traces is not None else None
-        hold = Hold(self.held.of(account.share))
+        hold = self.held.of(account.share)
         account_open = False
         try:
             if self.stopping:
@@ -161,9 +159,9 @@ class Gateway:
         """
         if self.stopping or not account.client.known or self._admission.has_queued:
             return self.prefills.counted("skipped")
-        hold = Hold(self.held.of(account.share))
+        hold = self.held.of(account.share)
         try:
-            begun = await self._intake.beginning(request, hold, goes_on, self._cache_salt(account))
+            begun = await self.intake.beginning(request, hold, goes_on, self._cache_salt(account))
             return await self.prefills.compute(begun, client, thinker)
         except OmniRelayError as error:
             # A request like it would be told.
@@ -171,10 +169,6 @@ class Gateway:
             return self.prefills.counted("skipped" if isinstance(error, BusyError) else "failed")
         finally:
             hold.release()
-
-    async def tokenize(self, request: GenerateRequest, account: ClientAccount) -> list[int]:
-        """The token ids of a request's prompt; RequestError if it is invalid."""
-        return await self._intake.tokenize(request, account.share)
 
     def cancel(self, request_id: str, reason: str = "the client cancelled the request") -> None:
         """Cancel a request, unless it has ended."""
@@ -202,10 +196,6 @@ class Gateway:
         else:
             self._take(active, event)
 
-    def on_control(self, message: ControlToGateway) -> None:
-        """Take a replica's control message."""
-        self._monitor.on_control(message)
-
     def start_waiting(self) -> None:
         """Dispatch queued requests while there is room at the stages; call it periodically."""
         speech = True
@@ -230,7 +220,7 @@ class Gateway:
 
     def check_stages(self) -> None:
         """Detect lost replicas and retry their requests; call it periodically."""
-        self._monitor.check()
+        self.monitor.check()
         thinker, *others = self.registry.stages
         self._admission.follow(self.registry.batch([thinker]), self.registry.batch(others))
         self.prefills.check()
@@ -240,15 +230,15 @@ class Gateway:
         """Take no more requests; open ones may finish for ``grace_s`` until :meth:`close`."""
         self.stopping = True
         self._ends_at = self._clock() + grace_s
-        self._monitor.drain()
+        self.monitor.drain()
 
     def close(self) -> None:
         """Cancel all requests and take no more."""
         self.stopping = self._closed = True
         for request_id in list(self._active):
             self.cancel(request_id, "the gateway is shutting down")
-        self._monitor.close()
-        self._intake.close()
+        self.monitor.close()
+        self.intake.close()
 
     async def _admit(
         self,
@@ -263,34 +253,35 @@ class Gateway:
         speaker = self.validator.speaker(request)
         deadline_s = self.validator.deadline_s(request)
         traceparent = trace.traceparent if trace is not None else None
+        codec = self.registry.codec()
         loop = asyncio.get_running_loop()
         due = loop.time() + deadline_s
         with self._admission.preparing(account.share):
             try:
                 async with asyncio.timeout_at(due):
                     salt = self._cache_salt(account)
-                    think = await self._intake.request(request, speaker, hold, traceparent, salt)
-                    partial = await self._intake.given(request, think, account.share)
+                    think = await self.intake.request(request, speaker, hold, traceparent, salt)
+                    partial = await self.intake.given(request, think, account.share, codec)
             except TimeoutError as error:
                 raise late_error(lifecycle.state, deadline_s) from error
         if self._closed:
             raise CancelledRequestError("the gateway is shutting down")
-        codec = self.registry.codec()
-        if partial is not None:
-            check_partial(partial, think, codec, self.prompts.vocab_size, self.prompts.placeholders)
         if request.resume is not None:
             # Again: another may have been admitted meanwhile.
             self._end_earlier(request.resume, account)
         request_id = think.request_id
         self._admission.enter(request_id, think.priority, account.share, think.speech is not None)
         lifecycle.move(RequestState.QUEUED)
+        pace = None
+        if request.resume is None:
+            pace = pace_of(self._spoken, think.speech, codec, self._max_start_delay_s)
         active = ActiveRequest(
             RequestRecord(think, lifecycle, partial, codec),
             ResponseStream(request_id, account, self.cancel, think.seed if request.resumable else None),
             self.prompts.detokenizer(request.stop),
             loop.call_at(due, self._expire, request_id, deadline_s),
             hold,
-            RequestMeter(self.metrics, lifecycle, pace=self._pace(think) if request.resume is None else None),
+            RequestMeter(self.metrics, lifecycle, pace=pace),
             trace,
             near=near,
             resumable=request.resumable,
@@ -339,13 +330,6 @@ class Gateway:
         self._complete(active)
         return True
 
-    def _pace(self, think: ThinkRequest) -> AnswerPace | None:
-        if think.speech is None or not think.speech.streaming:
-            return None
-        codec = self.registry.codec()
-        rate = SAMPLE_RATE / codec.frame_samples
-        return AnswerPace(self._spoken, rate, codec.groups, self._max_start_delay_s)
-
     def _take(self, active: ActiveRequest, delta: Delta) -> None:
         record = active.record
         try:
@@ -355,7 +339,7 @@ class Gateway:
                 active.stream.push(event)
             record.advance()
         except SequenceError as error:
-            self.dispatcher.retry(active, stage_of(delta), "failed", StageFailedError(str(error)))
+            self.dispatcher.retry(active, delta.stage, "failed", StageFailedError(str(error)))
         except SlowClientError as error:
             self._end(active, RequestState.FAILED, error)
         else:
@@ -384,15 +368,8 @@ class Gateway:
         """End a request that the dispatcher has removed."""
         lifecycle, about = active.record.lifecycle, of_request(active.record.request_id)
         level = logging.INFO if state is RequestState.CANCELLED else logging.WARNING
-        log.log(
-            level,
-            "request %s %s from %s: %s",
-            active.name,
-            state,
-            lifecycle.state,
-            error.for_log,
-            extra=about,
-        )
+        told = "request %s %s from %s: %s"
+        log.log(level, told, active.name, state, lifecycle.state, error.for_log, extra=about)
         lifecycle.move(state)
         self._remove(active, None, error)
         active.stream.finish(error_codes.to_event(error), drop_waiting=isinstance(error, SlowClientError))

@@ -87,7 +87,7 @@ class GatewayProcess:
             await self._close_servers()
             self._close()
             raise
-        self._transport.start(self.gateway.on_event, self.gateway.on_control)
+        self._transport.start(self.gateway.on_event, self.gateway.monitor.on_control)
         self._ticked = time.monotonic()
         self._ticker = asyncio.create_task(self._tick())
 
@@ -179,6 +179,7 @@ class GatewayProcess:
         await asyncio.gather(*servers, asyncio.gather(*calls, return_exceptions=True))
         if self._context is not None:
             self._context.audio.close()
+            self._context.parsing.close()
 
     async def _tick(self) -> None:
         works = (

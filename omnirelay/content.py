@@ -69,7 +69,12 @@ ContentPart = TextPart | AudioPart | ImagePart | VideoPart
 
 
 class ChatMessage(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One message of a conversation; its parts are in the order in which the model sees them."""
+    """One message of a conversation; its parts are in the order in which the model sees them.
+
+    Attributes:
+        role: The speaker.
+        content: The content, in the model's order.
+    """
 
     role: Role
     content: str | Annotated[Sequence[ContentPart], Meta(max_length=MAX_PARTS)]

@@ -13,7 +13,7 @@ MAX_SAID: Final = 256
 
 
 class OmniRelayError(Exception):
-    """Base of all errors raised on purpose by OmniRelay."""
+    """A bug in the gateway. The base class of all errors."""
 
     code: ClassVar[str] = "internal"
     private: ClassVar[bool] = False
@@ -26,37 +26,37 @@ class OmniRelayError(Exception):
 
 
 class ConfigError(OmniRelayError):
-    """The configuration file or an environment override is not valid."""
+    """The configuration, its keys, or an address is wrong. The process does not start."""
 
     code = "config_invalid"
 
 
 class CheckpointError(OmniRelayError):
-    """A checkpoint lacks a file or value, or has an invalid one."""
+    """The checkpoint is wrong. The process does not start; for a chunk, the client gets ``stage_failed``."""
 
     code = "checkpoint_invalid"
 
 
 class CheckpointAccessError(CheckpointError):
-    """The user may not read a checkpoint's files."""
+    """The process may not read the checkpoint."""
 
     code = "checkpoint_unreadable"
 
 
 class OutputError(OmniRelayError):
-    """A command cannot write a file."""
+    """``omnirelay chat`` or ``demo`` could not write a file. The request may have completed."""
 
     code = "output_unwritable"
 
 
 class StandardOutputError(OutputError):
-    """A command cannot write its standard output, so it can report nothing more there."""
+    """Standard output is on a full disk."""
 
     code = "stdout_unwritable"
 
 
 class MissingPackageError(OmniRelayError):
-    """An optional package is not installed.
+    """A package is missing; the message names the extra to install.
 
     Args:
         package: Its name.
@@ -71,49 +71,52 @@ class MissingPackageError(OmniRelayError):
 
 
 class PlayerError(OmniRelayError):
-    """There is no player for speech, or it failed."""
+    """No audio player, or the player failed."""
 
     code = "player_failed"
 
 
 class AddressInUseError(OmniRelayError):
-    """Another process already listens on a configured address."""
+    """Another process listens there. The process does not start."""
 
     code = "address_in_use"
 
 
 class StageStartError(OmniRelayError):
-    """A process of the stack ended or hung before it was ready."""
+    """``omnirelay up`` or ``demo``: a process ended at its start."""
 
     code = "stage_start_failed"
 
 
 class ClusterError(OmniRelayError):
-    """There is no Ray cluster, no stack on it, or already one; or it cannot do what was asked."""
+    """``omnirelay cluster``: no Ray cluster, no stack on it, or a stack too many."""
 
     code = "cluster_failed"
 
 
 class StateTransitionError(OmniRelayError):
-    """A request cannot move between these two states."""
+    """A bug; from token2wav a client gets ``stage_failed``."""
 
     code = "state_transition_invalid"
 
 
 class MessageError(OmniRelayError):
-    """A message from a socket is invalid; it is rejected and counted."""
+    """A message cannot be decoded, or its sender may not send it. A client gets ``refused``."""
 
     code = "message_invalid"
 
 
 class VersionError(MessageError):
-    """The peer uses another version of the wire format."""
+    """The other side speaks another version. A client gets ``refused``."""
 
     code = "version_unsupported"
 
 
 class PayloadError(MessageError):
-    """A tensor of a message is inconsistent or too large; ``field`` names the part of the message."""
+    """A tensor's shape, dtype or bytes disagree.
+
+    The request gets ``stage_failed``. ``field`` names the part of the message.
+    """
 
     code = "payload_invalid"
 
@@ -123,31 +126,35 @@ class PayloadError(MessageError):
 
 
 class SequenceError(MessageError):
-    """A message of an unknown request, or out of order."""
+    """A message is missing or out of order. The request gets ``stage_failed``."""
 
     code = "sequence_invalid"
 
 
 class RepeatedMessageError(SequenceError):
-    """A message that arrived twice; the second is rejected, and the request goes on."""
+    """A message came twice. The request continues."""
 
     code = "message_repeated"
 
 
 class QueueFullError(OmniRelayError):
-    """The outgoing queue has reached its byte limit because the peer does not keep up."""
+    """A sender's queue is full. The request gets ``stage_failed``; at the gateway it waits."""
 
     code = "queue_full"
 
 
 class WorkerLostError(OmniRelayError):
-    """A worker process of a stage's engine has ended; the engine cannot compute any more."""
+    """A worker process of an engine ended. The message of ``engine_failed`` has it."""
 
     code = "worker_lost"
 
 
 class EngineFailedError(OmniRelayError):
-    """A stage's engine raised in a step; the stage fails its requests and ends."""
+    """An engine raised in a step.
+
+    The stage ends with status 70, and its requests are resumed (docs/lifecycle.md#attempts), or get
+    ``stage_failed``.
+    """
 
     code = "engine_failed"
     exit_status: ClassVar[int] = 70
@@ -155,14 +162,14 @@ class EngineFailedError(OmniRelayError):
 
 
 class RequestError(OmniRelayError):
-    """Ends one request, and is reported to its client."""
+    """Ends one request; the client library raises it for a code that it does not know."""
 
     code = "request_failed"
     private = True
 
 
 class InvalidRequestError(RequestError):
-    """A missing, unknown or out-of-range value in the request; ``param`` names it where it is known."""
+    """The request is wrong; the message says where, and ``param`` names the value where it is known."""
 
     code = "invalid_request"
     place: ClassVar[str | None] = None
@@ -173,106 +180,106 @@ class InvalidRequestError(RequestError):
 
 
 class UnsupportedError(InvalidRequestError):
-    """The request needs something that this server does not do."""
+    """A field (docs/api.md#fields) that OmniRelay does not honour."""
 
     code = "unsupported"
 
 
 class UnsupportedFormatError(UnsupportedError):
-    """The server cannot encode audio in the requested format."""
+    """An audio format that is unknown, or needs PyAV."""
 
     code = "unsupported_format"
 
 
 class UnknownModelError(InvalidRequestError):
-    """The request names a model that is not served."""
+    """No such model is served."""
 
     code = "model_not_found"
 
 
 class UnknownResponseError(InvalidRequestError):
-    """The response that a request continues is not kept, or is another client's."""
+    """The response (docs/api-chat.md#responses) is not kept."""
 
     code = "previous_response_not_found"
 
 
 class NoResponseError(InvalidRequestError):
-    """A realtime session has no response that could be cancelled."""
+    """Realtime: no response to cancel."""
 
     code = "response_cancel_not_active"
 
 
 class SessionNotResumedError(InvalidRequestError):
-    """A realtime client gets a new session instead of the one that it asks for."""
+    """Realtime: a new session instead of the one to resume (docs/api-realtime.md)."""
 
     code = "session_not_resumed"
 
 
 class EmptyAudioError(InvalidRequestError):
-    """A realtime client commits an empty input audio buffer."""
+    """Realtime: nothing to commit."""
 
     code = "input_audio_buffer_commit_empty"
 
 
 class DuplicateItemError(InvalidRequestError):
-    """A realtime conversation already has an item of this id."""
+    """Realtime: the item's id exists."""
 
     code = "item_create_duplicate_item_id"
 
 
 class RetrievedItemError(InvalidRequestError):
-    """A realtime conversation lacks the item that a client retrieves."""
+    """Realtime: no such item to retrieve."""
 
     code = "item_retrieve_invalid_item_id"
 
 
 class DeletedItemError(InvalidRequestError):
-    """A realtime conversation lacks the item that a client deletes."""
+    """Realtime: no such item to delete."""
 
     code = "item_delete_invalid_item_id"
 
 
 class TruncatedItemError(InvalidRequestError):
-    """A realtime conversation lacks the item that a client truncates."""
+    """Realtime: no such item to truncate."""
 
     code = "item_truncate_invalid_item_id"
 
 
 class EmptyPromptError(InvalidRequestError):
-    """The prompt has no text."""
+    """The prompt has neither text nor media."""
 
     code = "prompt_empty"
     place = "messages"
 
 
 class PromptTooLongError(InvalidRequestError):
-    """The prompt has more tokens than the thinker or the talker takes."""
+    """The prompt exceeds a limit or the checkpoint's positions."""
 
     code = "prompt_too_long"
     place = "messages"
 
 
 class MediaError(InvalidRequestError):
-    """An audio, image or video item cannot be used; the message names the item and the reason."""
+    """A file cannot be read as audio, image or video."""
 
     code = "media_invalid"
     place = "messages"
 
 
 class MediaTooLargeError(MediaError):
-    """A media item exceeds a limit, or there are too many."""
+    """A file, or the files of a request, exceed a limit (docs/configuration.md#media)."""
 
     code = "media_too_large"
 
 
 class MediaUnreachableError(MediaError):
-    """The URL of a media item is not allowed or cannot be fetched."""
+    """An ``https:`` URL could not be fetched."""
 
     code = "media_unreachable"
 
 
 class InvalidResumeError(InvalidRequestError):
-    """The partial answer that a client goes on from cannot be one of this request."""
+    """A partial answer to continue (docs/protocol.md#going-on-after-a-loss) is impossible."""
 
     code = "resume_invalid"
     place = "resume"
@@ -289,44 +296,44 @@ class UnknownSpeakerError(InvalidRequestError):
 
 
 class RequestTooLargeError(RequestError):
-    """The body of an HTTP request is too large."""
+    """A body or request exceeds ``request_bytes``."""
 
     code = "request_too_large"
 
 
 class SlowUploadError(RequestError):
-    """The body of an HTTP request arrives too slowly."""
+    """A body, frame or piece arrives too slowly."""
 
     code = "upload_too_slow"
 
 
 class UnknownRequestError(RequestError):
-    """No request of that id, or it ended too long ago."""
+    """``/v1/requests`` does not know the id."""
 
     code = "request_not_found"
 
 
 class CallsDisabledError(RequestError):
-    """The gateway takes no calls by WebRTC."""
+    """Calls (docs/calls.md) are off."""
 
     code = "calls_disabled"
     private = False
 
 
 class UnauthenticatedError(RequestError):
-    """Missing or invalid API key."""
+    """The API key is missing or invalid."""
 
     code = "unauthenticated"
 
 
 class OriginError(RequestError):
-    """A browser sent the request for a page of another origin."""
+    """A browser's page, or a host name, that is not allowed (docs/access.md#browsers)."""
 
     code = "origin_refused"
 
 
 class BusyError(RequestError):
-    """The gateway is at its limit; retry later."""
+    """A limit is reached. Retry after ``retry_after_ms``."""
 
     code = "busy"
     private = False
@@ -337,55 +344,58 @@ class BusyError(RequestError):
 
 
 class StoppingError(BusyError):
-    """The gateway is shutting down; retry at another gateway."""
+    """The gateway is draining. Retry, or go to another gateway."""
 
     code = "stopping"
 
 
 class CancelledRequestError(RequestError):
-    """The client cancelled the request or disconnected."""
+    """The client cancelled, or the gateway stopped before the end of the answer."""
 
     code = "cancelled"
     private = False
 
 
 class DeadlineError(RequestError):
-    """The request did not finish before its deadline."""
+    """The deadline passed."""
 
     code = "deadline_exceeded"
     private = False
 
 
 class StageUnavailableError(RequestError):
-    """A stage that the request needs is not available."""
+    """A stage is not ready, or the request's attempts or waiting time are used up."""
 
     code = "stage_unavailable"
     private = False
 
 
 class StageFailedError(RequestError):
-    """A stage failed while processing the request."""
+    """A stage failed the request."""
 
     code = "stage_failed"
     private = False
 
 
 class PoisonRequestError(RequestError):
-    """A stage's engine crashed on the request, and again when it processed the request alone."""
+    """A stage's engine ended twice on this request (docs/lifecycle.md#requests-that-end-engines).
+
+    Do not repeat it.
+    """
 
     code = "poison_request"
     private = False
 
 
 class SlowClientError(RequestError):
-    """The client does not read its answer fast enough."""
+    """The client left too much of its answer unread."""
 
     code = "client_too_slow"
     private = False
 
 
 class GatewayUnreachableError(OmniRelayError):
-    """The client cannot reach the gateway, or lost the connection."""
+    """Client library: no connection to a gateway."""
 
     code = "gateway_unreachable"
 

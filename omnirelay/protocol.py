@@ -1,4 +1,4 @@
-"""The TCP protocol between clients and the gateway; docs/protocol-messages.md has every message and field.
+"""The TCP protocol between clients and the gateway; docs/protocol.md describes its use.
 
 A frame is its length in four bytes, big-endian, and a msgpack message.  After :class:`Hello` and
 :class:`Welcome`, requests share the connection, each with an id chosen by the client.
@@ -55,6 +55,23 @@ class SamplingOverrides(
     """Sampling parameters that differ from those of the released model; None keeps the default.
 
     Those after ``repetition_penalty`` are for text only.
+
+    Attributes:
+        max_tokens: Most tokens, 1 or more; capped at the gateway's limit, and at what fits after the prompt.
+            Default: 1024 of text, 4096 of speech.
+        min_tokens: Fewest tokens. Default: 0.
+        temperature: 0 to 2; 0 is greedy, values between 0 and 0.01 count as 0.01. Default: 0 of text, 0.9 of
+            speech.
+        top_k: 0 to 2^20; 0 switches it off. Default: 0 of text, 40 of speech.
+        top_p: Above 0, at most 1. Default: 1 of text, 0.8 of speech.
+        repetition_penalty: 0.1 to 10; 1 switches it off. Default: 1 of text, 1.05 of speech.
+        presence_penalty: -2 to 2; taken once from the logits of tokens that the answer has. Text only, as all
+            below.
+        frequency_penalty: -2 to 2; taken from them for each occurrence.
+        min_p: 0 to 1: excludes tokens with less than this share of the likeliest token's probability.
+        logit_bias: -100 to 100 by token id, added to the logits.
+        logprobs: 0 to 20: ``text`` events have log probabilities, with so many of the likeliest tokens.
+        json_schema: The text is JSON that this schema allows. Not with ``min_tokens``.
     """
 
     max_tokens: int | None = None
@@ -114,9 +131,34 @@ def partial_fields(event: Event) -> dict[str, Any]:
 class GenerateRequest(
     msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, omit_defaults=True
 ):
-    """One request, whichever API it came by; ``omnirelay.build_request`` describes the fields.
+    """One request, whichever API it came by.
 
     Defaults are not sent, so that gateways that do not know a field accept requests that do not use it.
+
+    Attributes:
+        messages: The conversation, rendered by the checkpoint's chat template.
+        tools: Functions that the model may call. Without speech only, and with ``messages``.
+        tool_choice: Whether a call must be made. A map names it: ``{"type": "function", "function": {"name":
+            …}}``.
+        prompt_text: The prompt as text, without the chat template.
+        prompt_token_ids: The prompt itself, instead of ``messages``.
+        speech: Answer with speech too.
+        speaker: The voice. null: the checkpoint's default.
+        streaming: Stream audio; else one piece at the end.
+        text_sampling: Of text tokens.
+        codec_sampling: Of codec ids.
+        chunk_frames: Sizes of the pieces (docs/protocol.md#sizes-of-pieces) of streamed speech, in codec
+            frames.
+        stop: The text ends before the first of them. Without speech only.
+        seed: Seeds text, speech and noise. null: a random one, which ``done`` returns.
+        priority: Smaller is served first.
+        deadline_s: Deadline; at most the gateway's own.
+        use_audio_in_video: Use the audio of videos too.
+        traceparent: The client's span for the request's trace (docs/traces.md#traces), as in W3C's header
+            (https://www.w3.org/TR/trace-context/#traceparent-header).
+        resumable: The events bring what a client needs to continue (docs/protocol.md#going-on-after-a-loss).
+        resume: A partial answer to continue.
+        say: Text that the model speaks as it is. With speech only; needs no prompt.
     """
 
     messages: Annotated[list[ChatMessage], Meta(max_length=MAX_MESSAGES)] = []
@@ -145,6 +187,11 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
     """First message of a client; unknown fields are ignored.
 
     Without a key, a gateway that requires keys answers status queries only.
+
+    Attributes:
+        version: 1.
+        client: Name of the software.
+        key: The client's API key (docs/access.md). Ignored by a gateway without keys.
     """
 
     version: int
@@ -157,7 +204,12 @@ class Hello(msgspec.Struct, frozen=True, tag="hello", omit_defaults=True):
 
 
 class Submit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="submit"):
-    """Start a request, a :class:`GenerateRequest` that is decoded separately: an invalid one fails alone."""
+    """Start a request, a :class:`GenerateRequest` that is decoded separately: an invalid one fails alone.
+
+    Attributes:
+        id: The client's id of the request.
+        request: A :class:`GenerateRequest`.
+    """
 
     id: ClientId
     request: msgspec.Raw
@@ -168,6 +220,12 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece"
 
     Pieces follow each other without gaps, from offset 0 to the last; together they are the ``request`` of a
     :class:`Submit`.
+
+    Attributes:
+        id: The client's id of the request.
+        offset: Where the piece begins: 0 for the first, then the end of the previous one.
+        data: At most ``max_piece_bytes`` of ``welcome``. A gateway without that field accepts no pieces.
+        last: The request is complete.
     """
 
     id: ClientId
@@ -177,19 +235,19 @@ class Piece(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="piece"
 
 
 class Cancel(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="cancel"):
-    """Cancel a request; ignored if it has ended."""
+    """Cancel a request; ignored if it has ended, else an ``error`` event with code ``cancelled`` follows."""
 
     id: ClientId
 
 
 class StatusQuery(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="status"):
-    """Ask for a status report."""
+    """Ask for a status report, which has the same id."""
 
     id: ClientId
 
 
 class Ping(msgspec.Struct, frozen=True, forbid_unknown_fields=True, tag="ping"):
-    """Ask whether the gateway is alive."""
+    """Ask whether the gateway is alive; only where ``welcome`` has ``resumes``."""
 
 
 class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
@@ -198,7 +256,12 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
     Gateways without media or pieces leave out those limits.
 
     Attributes:
-        resumes: It takes ``resumable``, ``resume`` and :class:`Ping`.
+        version: 1.
+        max_frame_bytes: Longest frame from this client; a key may have its own limit.
+        max_item_bytes: Largest media file.
+        max_media_bytes: All files of a request together.
+        max_piece_bytes: Longest ``data`` of a ``piece``.
+        resumes: The gateway takes ``resumable``, ``resume`` and ``ping``. Missing: it does not.
     """
 
     version: int
@@ -210,7 +273,12 @@ class Welcome(msgspec.Struct, frozen=True, tag="welcome"):
 
 
 class Reply(msgspec.Struct, frozen=True, tag="reply"):
-    """The next event of a request."""
+    """The next event of a request.
+
+    Attributes:
+        id: The client's id of the request.
+        event: The next event.
+    """
 
     id: ClientId
     event: Event
@@ -228,7 +296,12 @@ class Pong(msgspec.Struct, frozen=True, tag="pong"):
 
 
 class Refusal(msgspec.Struct, frozen=True, tag="refused"):
-    """A message of the client was rejected; the code is that of a class in :mod:`omnirelay.errors`."""
+    """A message of the client was rejected; the code is that of a class in :mod:`omnirelay.errors`.
+
+    Attributes:
+        code: ``message_invalid``, ``version_unsupported``, ``unauthenticated`` or ``busy``.
+        message: What was wrong.
+    """
 
     code: str
     message: str

@@ -1,4 +1,4 @@
-"""The gateway's report about itself and the stages; docs/protocol-messages.md describes every field.
+"""The gateway's report about itself and the stages.
 
 Unknown fields are ignored, so that older clients read the reports of newer gateways.
 """
@@ -68,7 +68,16 @@ class StageLimits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageLoad(msgspec.Struct, frozen=True, kw_only=True):
-    """Load of a stage at one moment."""
+    """Load of a stage at one moment.
+
+    Attributes:
+        running: Requests in the engine's batch.
+        waiting: Requests that wait for memory, rows, tokens or media.
+        held_bytes: Of prepared media (thinker) or conditioning rows (talker).
+        outbox_bytes: That wait for slow receivers.
+        refused: Messages, since the start.
+        steps: Of the engine, since the start.
+    """
 
     running: Count = 0
     waiting: Count = 0
@@ -79,7 +88,19 @@ class StageLoad(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """One replica of a stage as the gateway sees it, or a stage without replicas."""
+    """One replica of a stage as the gateway sees it, or a stage without replicas.
+
+    Attributes:
+        name: The stage.
+        state: A stage without replicas has one map, with its state.
+        replica: The process's random name.
+        inbox: The address by which others reach it.
+        heartbeat_age_s: Seconds since the last heartbeat.
+        pid: Its process id.
+        peak_memory_bytes: Its largest resident set so far.
+        load: What it does now.
+        limits: What it can do.
+    """
 
     name: StageName
     state: StageState
@@ -93,7 +114,16 @@ class StageStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
-    """The gateway's process."""
+    """The gateway's process.
+
+    Attributes:
+        version: OmniRelay's.
+        pid: Its process id.
+        uptime_s: Since its start.
+        peak_memory_bytes: Its largest resident set so far.
+        model: Directory of the checkpoint.
+        text_only: Serves without speech.
+    """
 
     version: str = ""
     pid: int
@@ -104,7 +134,17 @@ class GatewayStatus(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StatusReport(msgspec.Struct, frozen=True, kw_only=True):
-    """The answer to a status query."""
+    """The answer to a status query.
+
+    Attributes:
+        gateway: The gateway's process.
+        stages: The replicas of thinker, talker and token2wav.
+        requests: Requests by state: open ones now, ended ones since the start. ``refused`` ones are not in
+            ``failed``.
+        refused: Messages refused since the start, by error code, from clients and stages.
+        dropped_events: Events from stages for ended requests; normal after a cancel.
+        resumes: How often requests were resumed after a stage was lost or failed.
+    """
 
     gateway: GatewayStatus
     stages: list[StageStatus]

@@ -12,7 +12,13 @@ MAX_TOOLS: Final = 128
 
 
 class Function(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
-    """A function; ``strict`` is ignored, because arguments are never checked."""
+    """A function; ``strict`` is ignored, because arguments are never checked.
+
+    Attributes:
+        name: Letters, digits, ``_``, ``.`` and ``-``.
+        parameters: A JSON schema.
+        strict: Ignored.
+    """
 
     name: PlainName
     description: str | None = None
@@ -45,7 +51,12 @@ Choice = Literal["none", "auto", "required"] | ChosenTool
 
 
 class Call(msgspec.Struct, frozen=True):
-    """A call in an answer, with its arguments as JSON."""
+    """A call in an answer, with its arguments as JSON.
+
+    Attributes:
+        name: The function's.
+        arguments: JSON.
+    """
 
     name: str
     arguments: str

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Final
 
 from ops.console import announce, console
+from shared.ending import ending_of
 
 TAIL_LINES: Final = 12
 MAX_LINE_BYTES: Final = 1 << 16
@@ -83,12 +84,7 @@ class Child:
     @property
     def ending(self) -> str:
         """How it ended, in words."""
-        status = self._process.returncode
-        if status is None:
-            return "still runs"
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with exit status {status}"
+        return ending_of(self._process.returncode)
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for its end; False on a timeout."""

@@ -27,14 +27,15 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
 def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("checkpoint", help="make a random checkpoint, or write the trained one")
     parser.add_argument("directory", type=Path, metavar="DIR")
-    parser.add_argument("--family", choices=("qwen2.5-omni", "qwen3-omni"), default="qwen2.5-omni")
+    families = ("qwen2.5-omni", "qwen3-omni")
+    parser.add_argument("--family", choices=families, default=families[0], help="its layout")
     parser.add_argument(
         "--size",
         choices=("tiny", "small", "bench", "3b", "speaking"),
         default="tiny",
         help="of a random one, or `speaking`, the trained one (default: tiny)",
     )
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of its weights")
     parser.set_defaults(run=loaded("ops.checkpoint"))
 
 

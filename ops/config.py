@@ -1,6 +1,7 @@
 """``omnirelay config``: show the configuration that applies, or one with every key to begin with."""
 
 import argparse
+import textwrap
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Final
 
@@ -9,13 +10,16 @@ import yaml
 from omnirelay.cli.output import say
 from shared.config import Config, check_values, read_values
 from shared.config.values import Section
+from shared.docstrings import described_fields
 
 HEAD: Final = """\
 # The configuration of OmniRelay with every key and its default, as `omnirelay config init` prints it.
-# Keep what you change: missing keys have their defaults.  docs/configuration.md says what each means.
+# Keep what you change: missing keys have their defaults.  docs/configuration.md tells where to begin.
+
 """
 BOUNDS: Final = {"exclusiveMinimum": ">", "minimum": ">=", "exclusiveMaximum": "<", "maximum": "<="}
 """Signs of the bounds in a JSON schema."""
+COMMENT_WIDTH: Final = 100
 KeyPath = tuple[str, ...]
 
 
@@ -45,27 +49,32 @@ def init(_arguments: argparse.Namespace) -> int:
 
 def example() -> str:
     """Return a configuration of all defaults, with comments from the models."""
-    return HEAD + "\n".join(_lines(Config(), lambda _path, schema: _kind(schema), described=True)) + "\n"
+    return HEAD + "\n".join(_lines(Config(), lambda _path, schema: value_kind(schema), told=set())) + "\n"
 
 
 def _lines(
     section: Section,
     note: Callable[[KeyPath, Mapping[str, Any]], str],
     path: KeyPath = (),
-    described: bool = False,
+    told: set[str] | None = None,
 ) -> Iterator[str]:
-    """Yield the YAML of a section, a note behind each value; ``described``: with the docstrings."""
+    """Yield the YAML of a section, a note behind each value; ``told``: with the docstrings that it lacks."""
     indent, values = "  " * len(path), section.model_dump(mode="json")
     schemas = type(section).model_json_schema()["properties"]
+    fields = described_fields(type(section))
     for name in type(section).model_fields:
         value = getattr(section, name)
         if isinstance(value, Section):
-            if described:
+            if told is not None:
                 about = (type(value).__doc__ or "").partition("\n")[0].replace("``", "`")
                 yield f"\n{indent}# {about}"
             yield f"{indent}{name}:"
-            yield from _lines(value, note, (*path, name), described)
+            yield from _lines(value, note, (*path, name), told)
         else:
+            if told is not None and fields[name] not in told:
+                told.add(fields[name])
+                comment = textwrap.wrap(fields[name], COMMENT_WIDTH, break_on_hyphens=False)
+                yield textwrap.indent("\n".join(comment), f"{indent}# ")
             yield f"{indent}{name}: {_flow(values[name])}  # {note((*path, name), schemas[name])}"
 
 
@@ -74,10 +83,10 @@ def _flow(value: Any) -> str:
     return text.removesuffix("...\n").rstrip("\n")
 
 
-def _kind(schema: Mapping[str, Any]) -> str:
+def value_kind(schema: Mapping[str, Any]) -> str:
     """Say in words what a JSON schema takes."""
     if "anyOf" in schema:
-        return " or ".join(map(_kind, schema["anyOf"]))
+        return " or ".join(map(value_kind, schema["anyOf"]))
     if "enum" in schema:
         return ", ".join(schema["enum"])
     bounds = " and".join(f" {sign} {schema[name]}" for name, sign in BOUNDS.items() if name in schema)

@@ -2,9 +2,8 @@
 
 import argparse
 import asyncio
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from importlib import resources
 from pathlib import Path
@@ -17,7 +16,6 @@ from omnirelay.cli.output import mebibytes, printable, say
 from omnirelay.cli.target import Target
 from omnirelay.client.wav import require_wav
 from omnirelay.errors import CheckpointError
-from omnirelay.values import API_KEY_VARIABLE
 from ops import checkpoint
 from ops.console import console, hide
 from ops.launcher import Stack, work_with
@@ -80,7 +78,7 @@ def run(arguments: argparse.Namespace) -> int:
         OUT.parent.mkdir(exist_ok=True)
     require_wav(out)
     config = load_config()
-    target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
+    target = own_target(config)
     checkpoint.prepare(config)
     stack = Stack(config, None, console.show if arguments.verbose else hide)
     asked = questions(find_model(config))

@@ -48,7 +48,6 @@ class Stack:
         config: Their configuration.
         config_path: Its file, which each process reads; None for the defaults.
         show: Called with the name of a process and a line of its output.
-        modules: What each process runs.
         environment: Variables of all processes, beside those of this one.
 
     Raises:
@@ -60,7 +59,6 @@ class Stack:
         config: Config,
         config_path: Path | None,
         show: Callable[[str, str], None] | None = None,
-        modules: Mapping[str, str] = MODULES,
         environment: Mapping[str, str] = MappingProxyType({}),
     ) -> None:
         if config_path is not None and not config_path.is_file():
@@ -69,7 +67,6 @@ class Stack:
                 "reads it: write it to a file first"
             )
         self._config = config
-        self._modules = modules
         # All processes are on this machine, so stages on one GPU divide it.
         self._common: dict[str, str] = {f"{ENV_PREFIX}SHARE_GPUS": "true", **environment}
         self._arguments = ["--config", str(config_path)] if config_path else []
@@ -92,7 +89,7 @@ class Stack:
             StageStartError: One ended; the message says which, and its last lines.
         """
         require_free(self._config)
-        for name in self._modules:
+        for name in MODULES:
             if name != "gateway" and name not in self._config.served_stages:
                 continue
             for number in range(1, self._replicas(name) + 1):
@@ -152,7 +149,7 @@ class Stack:
         self._restarts[child.name] = [*recent, now]
 
     async def _launch(self, child: str) -> Child:
-        module = self._modules[child.partition(" ")[0]]
+        module = MODULES[child.partition(" ")[0]]
         command = [sys.executable, "-m", module, *self._arguments]
         return await Child.start(child, command, self._show, self._common | self._changes[child])
 

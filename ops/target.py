@@ -1,19 +1,23 @@
 """The gateway of this machine's own configuration."""
 
+import os
 import ssl
+from dataclasses import replace
 
 from gateway.access import tls
 from omnirelay.cli.target import Target
+from omnirelay.values import API_KEY_VARIABLE
 from shared.config import Config
 
 
 def own_target(config: Config) -> Target:
-    """Return the gateway of this machine's configuration, without a key.
+    """Return the gateway of this machine's configuration, with the environment's API key.
 
     Raises:
         ConfigError: Its certificate cannot be used.
     """
-    return _own(config, tls.own_context(config.gateway.tls))
+    own = _own(config, tls.own_context(config.gateway.tls))
+    return replace(own, api_key=os.environ.get(API_KEY_VARIABLE))
 
 
 def probe_target(config: Config, number: int = 1) -> Target:

@@ -3,7 +3,7 @@
 
     .venv/bin/python scripts/prometheus_rule.py
 
-Run it after a change of ``deploy/prometheus/rules.yml``; ``tests/unit/test_kubernetes.py`` compares both.
+Run it after a change of ``deploy/prometheus/rules.yml``; ``tests/tools/test_kubernetes.py`` compares both.
 """
 
 from pathlib import Path

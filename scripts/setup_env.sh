@@ -3,7 +3,7 @@
 #
 #   scripts/setup_env.sh [--device cpu|gpu] [--venv FOLDER] [--runtime]
 #
-# Needs Python 3.11 (or what PYTHON names) with venv, and a package index: pip's settings hold for uv, too.
+# Needs Python 3.11 (or what PYTHON names, up to 3.13) with venv, and a package index: pip's settings hold for uv, too.
 # --runtime installs only what the stages need, as for their image.
 set -euo pipefail
 here=$PWD
@@ -26,12 +26,12 @@ torch_index=https://download.pytorch.org/whl/cpu
 say() { echo "[$1/5] $2"; }
 fail() { echo "The environment is not ready: $1" >&2; exit 1; }
 
-"$python" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' ||
-    fail "the packages are locked for Python 3.11: install it, or name it: make PYTHON=/path/to/python3.11 ..."
+"$python" -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' ||
+    fail "the packages are locked for Python 3.11 to 3.13: install one, or name it: make PYTHON=/path/to/python3.11 ..."
 
 say 1 "the environment in $(basename "$venv")/"
 "$venv/bin/python" -m pip --version >/dev/null 2>&1 || "$python" -m venv --clear "$venv" ||
-    fail "'$python -m venv' failed; on Debian and Ubuntu the package python3.11-venv has to be installed"
+    fail "'$python -m venv' failed; on Debian and Ubuntu the package python3-venv of its version has to be installed"
 pip_install() { "$venv/bin/python" -m pip install --disable-pip-version-check --no-input --progress-bar off --quiet "$@"; }
 
 if [ "$device" = gpu ]; then
@@ -51,7 +51,7 @@ else
     # By pip, which alone finds a build that lies in a folder.
     pip_install --no-deps "${index[@]}" -r requirements/torch.lock
     # Read, not imported: torch's own requirements come in the next step.
-    grep -q '^cuda.*= None' "$venv"/lib/python3.11/site-packages/torch/version.py ||
+    grep -q '^cuda.*= None' "$venv"/lib/python3.1?/site-packages/torch/version.py ||
         fail "pip found only a CUDA build of PyTorch.  Let it reach $torch_index
 or another source of a CPU build, remove $venv, and try again."
     say 3 "$(cat requirements/cpu.lock $([ ${#tools[@]} = 0 ] || echo requirements/dev.lock) | grep -c ==) locked packages"

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from omnirelay.errors import CheckpointAccessError, CheckpointError
 from shared.config import DEFAULT_CHECKPOINT, Config
@@ -94,6 +94,18 @@ def _closed(place: Path, what: str) -> CheckpointAccessError:
     return CheckpointAccessError(
         f"user {os.geteuid()} may not read {what} in {place}: run `chmod -R a+rX {place}`"
     )
+
+
+def read_config(directory: Path) -> dict[str, Any]:
+    """Read a checkpoint's ``config.json``; raises CheckpointError if it cannot be read."""
+    path = directory / "config.json"
+    try:
+        values = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+    if not isinstance(values, dict):
+        raise CheckpointError(f"{path.name} cannot be read: it holds no object")
+    return values
 
 
 def weight_files(directory: Path) -> list[Path]:

@@ -65,6 +65,15 @@ def end_process(status: int) -> NoReturn:
         os._exit(status)
 
 
+def ending_of(status: int | None) -> str:
+    """How a child process ended, in words, by its exit status; None while it runs."""
+    if status is None:
+        return "still runs"
+    if status < 0:
+        return f"was killed by {signal.Signals(-status).name}"
+    return f"ended with exit status {status}"
+
+
 def leave_on_signals() -> None:
     """Let SIGTERM and SIGINT end this process at once with status 0; for one that has nothing to close."""
     for number in STOP_SIGNALS:

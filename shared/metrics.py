@@ -1,7 +1,7 @@
 """Metrics that several processes have, and their primitives.
 
 State is plain numbers that one thread writes and the scraping thread reads, so a message or a step costs an
-addition or two and no lock.  All names begin with ``omnirelay_``; docs/metrics.md lists them.
+addition or two and no lock.  All names begin with ``omnirelay_``.
 """
 
 from bisect import bisect_left
@@ -103,7 +103,7 @@ class ProcessMetrics(Collector):
         """See :class:`prometheus_client.registry.Collector`."""
         yield counter(
             "omnirelay_log_lines_dropped_total",
-            "Log lines that could not be written because nobody reads them or the disk is full.",
+            "Log lines that could not be written: nobody reads them, or the disk is full.",
             [(self._labels, dropped_lines())],
         )
-        yield gauge("omnirelay_build_info", "Always 1.", [({**self._labels, "version": version()}, 1)])
+        yield gauge("omnirelay_build_info", "The `version`.", [({**self._labels, "version": version()}, 1)])

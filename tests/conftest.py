@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,21 +15,22 @@ import zmq
 from hypothesis import HealthCheck, settings
 
 import checkpoint
-from checkpoint import CheckpointShape, write_checkpoint
+from checkpoint import TINY, write_checkpoint
 from checkpoint.compact import expand
-from checkpoint.shape import TalkerShape, ThinkerShape
 from shared.config import ThinkerConfig
 from shared.vllm.environment import prepare_environment
 from tests.support.edges import Edge, MakeEdge
 
 # Hooks: pytest calls them by their names.
-from tests.support.limits import (  # noqa: F401
+from tests.support.plugins import (  # noqa: F401
     pytest_addoption,
+    pytest_collection_finish,
+    pytest_collection_modifyitems,
     pytest_configure,
     pytest_exception_interact,
     pytest_runtest_protocol,
+    pytest_xdist_make_scheduler,
 )
-from tests.support.parallel import pytest_collection_modifyitems, pytest_xdist_make_scheduler  # noqa: F401
 
 if TYPE_CHECKING:
     from tests.support.answers import Reference
@@ -46,9 +48,11 @@ prepare_environment(ThinkerConfig(threads=1))
 # have: some tests took seven times as long.
 torch.set_num_threads(1)
 
-OTHER_SHAPE = CheckpointShape(
-    thinker=ThinkerShape(hidden_size=192, heads=6, key_value_heads=1, layers=3),
-    talker=TalkerShape(hidden_size=112, heads=6, key_value_heads=3, head_dim=64, layers=3),
+_LAYERS = {"num_hidden_layers": 3, "num_attention_heads": 6}
+OTHER_SHAPE = replace(
+    TINY,
+    thinker={**TINY.thinker, **_LAYERS, "hidden_size": 192, "num_key_value_heads": 1},
+    talker={**TINY.talker, **_LAYERS, "hidden_size": 112, "num_key_value_heads": 3, "head_dim": 64},
 )
 
 

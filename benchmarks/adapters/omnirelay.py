@@ -1,7 +1,6 @@
 """OmniRelay: the gateway and the three stages in processes of their own, asked over TCP."""
 
 import asyncio
-import os
 import random
 import socket
 import tempfile
@@ -10,12 +9,9 @@ from collections.abc import Mapping
 from contextlib import AsyncExitStack, suppress
 from pathlib import Path
 from typing import Any, Final, Self
-from unittest import mock
 
 import yaml
 
-from benchmarks.adapters import slowed
-from benchmarks.adapters.stamps import Stamps
 from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.counters import Counters, scrape
 from benchmarks.measure.workload import SEED, SPEAKER, Workload
@@ -29,10 +25,12 @@ from omnirelay import (
     TextEvent,
 )
 from omnirelay.errors import OmniRelayError
-from ops.addresses import HTTP_PORTS_APART, MODULES
+from ops.addresses import HTTP_PORTS_APART
 from ops.launcher import Stack, running
-from services.families.known import family_of, read_config
+from ops.omni.stack import merged
+from services.families.known import family_of
 from services.families.sizes import DTYPE_BYTES, dtype_of
+from shared.checkpoints import read_config
 from shared.config import Config
 from shared.engine_defaults import CPU_BLOCK_SIZE
 from shared.messages import STAGES
@@ -44,43 +42,24 @@ _PORTS: Final = range(20_000, 32_000)
 """Below the range that Linux takes ports from."""
 Changes = Mapping[str, Any]
 """Values of the configuration that differ, nested as there."""
-_MODULES: Final = {**MODULES, "token2wav": "benchmarks.adapters.stamped_token2wav"}
-_SLOWED: Final = {name: f"{slowed.__name__}.{name}" for name in MODULES}
 
 
 class OmniRelay:
-    """The stack, started as ``omnirelay up`` starts it, except that token2wav notes when it sends.
+    """The stack, started as ``omnirelay up`` starts it.
 
     Args:
         model: Directory of the checkpoint.
         changes: What differs from the defaults in the configuration.
-        most_clients: Requests that are worked on at once; None for the default.
         restart: Stages that end are started again, as with ``omnirelay up``.
-        slower: Speech lasts so many times as long, and times are given as if it did not; divides 50.
     """
 
     name = "omnirelay"
 
-    def __init__(
-        self,
-        model: Path,
-        changes: Changes | None = None,
-        *,
-        most_clients: int | None = None,
-        restart: bool = False,
-        slower: int = 1,
-    ) -> None:
+    def __init__(self, model: Path, changes: Changes | None = None, *, restart: bool = False) -> None:
         self._restart = restart
-        self._slower = slower
         self.pids: dict[str, int] = {}
-        values = _merged(configuration(model, slower), changes or {})
-        if most_clients is not None:
-            # They have one address, and one client gets seven eighths.
-            values["gateway"]["limits"]["max_active"] = most_clients * 8 // 7 + 1
-            for stage in values["stages"].values():
-                stage.setdefault("engine", {})["max_num_seqs"] = most_clients
-        self._config = Config.model_validate(values)
-        self._values = values
+        self._values = merged(configuration(model), changes or {})
+        self._config = Config.model_validate(self._values)
         self._closing = AsyncExitStack()
 
     @property
@@ -98,10 +77,7 @@ class OmniRelay:
         directory = Path(self._closing.enter_context(tempfile.TemporaryDirectory()))
         path = directory / "omnirelay.yaml"
         path.write_text(yaml.safe_dump(self._values), encoding="utf-8")
-        self._stamps = self._closing.enter_context(Stamps(directory / "stamps"))
-        self._closing.enter_context(mock.patch.dict(os.environ, {slowed.VARIABLE: str(self._slower)}))
-        modules = _MODULES if self._slower == 1 else _SLOWED
-        stack = Stack(self._config, path, show=lambda *_: None, modules=modules)
+        stack = Stack(self._config, path, show=lambda *_: None)
         report = await self._closing.enter_async_context(running(stack))
         if self._restart:
             watch = asyncio.create_task(stack.watch())
@@ -138,7 +114,7 @@ class OmniRelay:
         """
         sent = time.monotonic()
         first_text = start_delay_s = 0.0
-        came: list[tuple[int, float, int]] = []
+        pieces: list[tuple[float, int]] = []
         try:
             async for event in events:
                 now = time.monotonic()
@@ -146,24 +122,20 @@ class OmniRelay:
                     first_text = first_text or now
                 elif isinstance(event, AudioEvent):
                     start_delay_s = start_delay_s or event.start_delay_ms / 1000
-                    came.append((event.seq, now, event.samples.size))
+                    pieces.append((now, event.samples.size))
                     if heard is not None and not heard.done() and event.samples.size:
                         heard.set_result(now - sent)
                 elif isinstance(event, DoneEvent):
-                    stamps = self._stamps.of(event.request_id)
-                    answer = MeasuredAnswer(
+                    return MeasuredAnswer(
                         index=index,
                         sent=sent,
                         first_text=first_text,
-                        pieces=[(at, samples) for _, at, samples in came],
-                        # A token2wav that was started meanwhile counts its chunks from 0.
-                        made=[stamps.get(seq, at) for seq, at, _ in came],
+                        pieces=pieces,
                         start_delay_s=start_delay_s,
                         done=now,
                         text_ids=event.text_token_ids,
                         codec_ids=event.codec_token_ids,
                     )
-                    return answer.on_faster_clock(self._slower)
         except asyncio.CancelledError:
             events.cancel()
             raise
@@ -194,7 +166,7 @@ def _forced(tokens: int) -> SamplingOverrides:
     return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0)
 
 
-def configuration(model: Path, slower: int = 1) -> dict[str, Any]:
+def configuration(model: Path) -> dict[str, Any]:
     """Return the defaults, on free addresses, with room for the longest answers that are measured."""
     names = ("listen", "events", "control", "http", "monitor")
     addresses = free_addresses(len(names) + 2 * len(STAGES))
@@ -207,24 +179,12 @@ def configuration(model: Path, slower: int = 1) -> dict[str, Any]:
         number = DTYPE_BYTES.get(dtype_of(config), DTYPE_BYTES["float32"])
         least = each.elements * number * (each.positions + CPU_BLOCK_SIZE)
         stages[name]["engine"] = {"kv_cache_memory_bytes": max(KV_CACHE_BYTES, least)}
-    if slower > 1:
-        # What is in seconds of listening.
-        defaults = Config()
-        gateway["max_start_delay_s"] = slower * defaults.gateway.max_start_delay_s
-        for stage, values in defaults.stages.model_dump().items():
-            stages[stage]["playback_margin_s"] = slower * values["playback_margin_s"]
     return {
         "model": str(model),
         "log_level": "warning",
         "gateway": gateway | {"limits": dict(LIMITS)},
         "stages": stages,
     }
-
-
-def _merged(values: dict[str, Any], changes: Changes) -> dict[str, Any]:
-    for key, value in changes.items():
-        values[key] = _merged(values.get(key, {}), value) if isinstance(value, Mapping) else value
-    return values
 
 
 def free_addresses(count: int) -> list[str]:

@@ -5,7 +5,6 @@ They come as lines of JSON, each is answered with a line; a first line, empty, s
 
 import os
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Final
@@ -13,7 +12,7 @@ from typing import Any, Final
 import msgspec
 
 from benchmarks.measure.oracle import keep_talker_mask
-from services.families.known import read_config
+from shared.checkpoints import read_config
 
 _MODELS: Final = {
     "qwen2_5_omni": "Qwen2_5OmniForConditionalGeneration",
@@ -46,17 +45,15 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
         text_ids: The text's token ids.
         codec_ids: The speech's codec ids.
         samples: Length of the waveform.
-        seconds: In each part of the model.
     """
 
     text_ids: list[int]
     codec_ids: list[int]
     samples: int
-    seconds: dict[str, float]
 
 
 class Reference:
-    """The model, and a clock on each of its parts.
+    """The model, which keeps the codec ids of its last answer.
 
     Args:
         model: Directory of the checkpoint.
@@ -74,24 +71,15 @@ class Reference:
         self._torch = torch
         kind = _MODELS[read_config(model)["model_type"]]
         self._model: Any = getattr(transformers, kind).from_pretrained(model, dtype="auto").eval()
-        self._seconds: dict[str, float] = {}
         self._codes: Any = None
-        self._watch(self._model.thinker, "generate", "thinker")
-        self._watch(self._model.talker, "generate", "talker")
+        self._keep_codes()
         # A frame more than is heard is drawn of several codebooks.
         self._unheard = int(hasattr(self._model, "code2wav"))
-        if self._unheard:
-            self._watch(self._model.talker.code_predictor, "generate", "its code predictor")
-            self._watch(self._model.code2wav, "forward", "code2wav")
-            return
-        keep_talker_mask(self._model)
-        token2wav = self._model.token2wav
-        self._watch(token2wav.code2wav_dit_model, "sample", "token2wav, DiT")
-        self._watch(token2wav.code2wav_bigvgan_model, "forward", "token2wav, vocoder")
+        if not self._unheard:
+            keep_talker_mask(self._model)
 
     def answer(self, ask: Ask) -> Reply:
         """Answer a request greedily, with forced lengths."""
-        self._seconds.clear()
         if self._torch.get_num_threads() != ask.threads:
             self._torch.set_num_threads(ask.threads)
         prompt = self._torch.tensor([ask.prompt])
@@ -110,7 +98,6 @@ class Reference:
             text_ids=sequences[0, prompt.shape[1] :].tolist(),
             codec_ids=self._heard(ask.codec_tokens),
             samples=samples.numel(),
-            seconds=dict(self._seconds),
         )
 
     def _heard(self, frames: int) -> list[int]:
@@ -121,19 +108,15 @@ class Reference:
         codes: list[int] = self._codes[0].tolist()[-frames:]
         return codes
 
-    def _watch(self, part: Any, method: str, name: str) -> None:
-        """Measure a method's time; keeps what the talker returns, which ``generate`` does not give."""
-        inner: Callable[..., Any] = getattr(part, method)
+    def _keep_codes(self) -> None:
+        """Keep what the talker returns, which the model's ``generate`` does not give."""
+        generate: Callable[..., Any] = self._model.talker.generate
 
-        def timed(*arguments: Any, **options: Any) -> Any:
-            started = time.perf_counter()
-            result = inner(*arguments, **options)
-            self._seconds[name] = self._seconds.get(name, 0.0) + time.perf_counter() - started
-            if name == "talker":
-                self._codes = result
-            return result
+        def keeping(*arguments: Any, **options: Any) -> Any:
+            self._codes = generate(*arguments, **options)
+            return self._codes
 
-        setattr(part, method, timed)
+        self._model.talker.generate = keeping
 
 
 def main(model: Path) -> None:

@@ -15,8 +15,6 @@ from benchmarks.measure.counters import Counters
 from benchmarks.measure.workload import SPEAKER, Workload
 from omnirelay.errors import OmniRelayError
 
-STAGE_SECONDS: Final = "reference_stage_seconds_total"
-"""Seconds in ``generate`` of the thinker and the talker, and in token2wav's parts."""
 MAX_LINE_BYTES: Final = 2**24
 STOP_S: Final = 10.0
 
@@ -39,7 +37,6 @@ class Transformers:
         self._model = model
         self._process: asyncio.subprocess.Process | None = None
         self._turn = asyncio.Lock()
-        self._seconds: dict[str, float] = {}
 
     async def __aenter__(self) -> Self:
         """Start the process, and wait until the model is loaded."""
@@ -89,8 +86,6 @@ class Transformers:
         done = time.monotonic()
         if heard is not None:
             heard.set_result(done - sent)
-        for stage, seconds in reply.seconds.items():
-            self._seconds[stage] = self._seconds.get(stage, 0.0) + seconds
         return MeasuredAnswer(
             index=index,
             sent=sent,
@@ -102,13 +97,8 @@ class Transformers:
         )
 
     async def counters(self) -> Counters:
-        """Time in each part of the model."""
-        return Counters(
-            {
-                (STAGE_SECONDS, (("process", self.name), ("stage", stage))): seconds
-                for stage, seconds in self._seconds.items()
-            }
-        )
+        """None: it counts nothing."""
+        return Counters()
 
     async def _line(self) -> bytes:
         if self._process is None or self._process.stdout is None:

@@ -8,13 +8,7 @@ from itertools import product
 from pathlib import Path
 from typing import Final
 
-from benchmarks.gateway.measure import (
-    GatewayResult,
-    Latency,
-    measure_replicas,
-    measure_sessions,
-    measure_streams,
-)
+from benchmarks.gateway.measure import GatewayResult, Latency, measure_replicas, measure_streams
 from benchmarks.gateway.pace import CODES, TEXT_S
 from benchmarks.measure.checkpoints import ensure
 from benchmarks.measure.machine import this_machine
@@ -42,9 +36,6 @@ def measure(options: argparse.Namespace) -> GatewayResult:
             result.replicas.append(measure_replicas(model, number, heartbeat_s, options.seconds))
         except OmniRelayError as error:
             result.missed.append(f"{number} replicas of each stage: {error}")
-    for number in options.sessions:
-        tell(f"{number} realtime sessions")
-        result.sessions.append(measure_sessions(model, number, options.seconds))
     return result
 
 
@@ -82,15 +73,10 @@ def _tables(result: GatewayResult) -> Iterator[Table]:
         ]
         for each in result.replicas
     ]
-    sessions: list[list[Cell]] = [
-        [each.sessions, f"{each.cpu:.1%}", f"{each.loop_cpu:.1%}", each.bytes_per_session / 1024]
-        for each in result.sessions
-    ]
     core = ("gateway's core", "of it the event loop")
     for title, head, rows in (
         ("Streams", columns, streams),
         ("Replicas", ["of each stage", "heartbeats each", *core, "resident memory, MiB"], replicas),
-        ("Realtime sessions that hear silence", ["sessions", *core, "KiB a session"], sessions),
     ):
         if rows:
             yield Table(title=title, columns=head, rows=rows)
@@ -112,7 +98,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("--replicas", type=int, nargs="*", default=(1, 32, 256), metavar="N", help="of each stage")
     add("--heartbeats", type=float, nargs="+", default=(0.5, 5.0), metavar="S", help="their intervals")
-    add("--sessions", type=int, nargs="*", default=(1, 16, 64), metavar="N", help="realtime ones, at most 64")
     add("--interfaces", nargs="+", choices=INTERFACES, default=INTERFACES)
     add("--seconds", type=float, default=10.0, help="of each measurement (default: 10)")
     add("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")

@@ -96,7 +96,7 @@ class HttpParser:
     def __init__(self, model: str) -> None:
         self.request_id = ""
         self._model = model
-        self._buffer = bytearray()
+        self._rest = b""
 
     def request(self) -> bytes:
         """See :class:`Parser`."""
@@ -113,33 +113,20 @@ class HttpParser:
 
     def feed(self, data: bytes) -> Iterator[str]:
         """See :class:`Parser`."""
-        begin = len(self._buffer)
-        self._buffer += data
-        if not self.request_id and not self._read_head():
-            return
-        # An event ends with an empty line; its end may be in two pieces.
-        begin = max(0, min(begin, len(self._buffer)) - 1)
-        while (end := self._buffer.find(b"\n\n", begin)) >= 0:
-            event = bytes(self._buffer[: min(end, 512)])
-            del self._buffer[: end + 2]
-            begin = 0
-            if b'"error"' in event:
+        # Events end with an empty line, which may come in two pieces; the head of HTTP is before the first.
+        *events, rest = (self._rest + data).split(b"\n\n")
+        self._rest = rest
+        if not self.request_id and b"}" in rest and not rest.startswith(b"HTTP/1.1 200"):
+            raise OmniRelayError(f"refused: {rest!r}")
+        for event in events:
+            if not self.request_id:
+                self.request_id = event.lower().partition(_REQUEST_ID)[2].partition(b"\r\n")[0].decode()
+            if b'"error"' in event[:512]:
                 raise OmniRelayError(f"a stream failed: {event!r}")
-            if b'"transcript":' in event:
+            if b'"transcript":' in event[:512]:
                 yield "text"
-            elif b'"data":' in event:
+            elif b'"data":' in event[:512]:
                 yield "audio"
-
-    def _read_head(self) -> bool:
-        end = self._buffer.find(b"\r\n\r\n")
-        if end < 0:
-            return False
-        head = bytes(self._buffer[:end]).lower()
-        if not head.startswith(b"http/1.1 200"):
-            raise OmniRelayError(f"refused: {bytes(self._buffer)!r}")
-        self.request_id = head.partition(_REQUEST_ID)[2].partition(b"\r\n")[0].decode()
-        del self._buffer[: end + 4]
-        return True
 
 
 class Clients:

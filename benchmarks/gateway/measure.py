@@ -1,26 +1,21 @@
 """What is measured of a gateway."""
 
-import asyncio
-import json
 import math
-import os
 import tempfile
 import time
-from base64 import b64encode
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 import msgspec
-from websockets.asyncio.client import ClientConnection, connect
+import psutil
 
 from benchmarks.gateway.clients import Interface, Received
-from benchmarks.gateway.processes import Running, cores, gateway_config, running
+from benchmarks.gateway.processes import Running, gateway_config, running
 from benchmarks.gateway.stages import SPREAD_S, Sent
 from benchmarks.measure.machine import Cpu, MachineFacts
 from benchmarks.measure.results import percentile
-from benchmarks.scenarios.questions import PIECE_BYTES, PIECE_S
 from omnirelay.errors import OmniRelayError
 
 STARTS_PER_S: Final = 150.0
@@ -30,9 +25,6 @@ SETTLE_S: Final = SPREAD_S + 4.0
 BEGIN_S: Final = 3.0
 """Time for the processes of clients to start."""
 STREAMS_OF_A_REPLICA: Final = 64
-SILENCE: Final = json.dumps(
-    {"type": "input_audio_buffer.append", "audio": b64encode(bytes(PIECE_BYTES)).decode()}
-)
 
 
 class Latency(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,24 +93,6 @@ class ReplicaLevel(msgspec.Struct, frozen=True, kw_only=True):
     resident_bytes: int
 
 
-class SessionLevel(msgspec.Struct, frozen=True, kw_only=True):
-    """So many sessions with turn detection, and no answer.
-
-    Attributes:
-        sessions: How many; all were held to the end.
-        seconds: For how long they were measured.
-        cpu: Of the gateway, all threads: seconds a second.
-        loop_cpu: Of the thread of its event loop.
-        bytes_per_session: Growth of the gateway's resident memory from no session to all, for each.
-    """
-
-    sessions: int
-    seconds: float
-    cpu: float
-    loop_cpu: float
-    bytes_per_session: float
-
-
 class GatewayResult(msgspec.Struct, frozen=True, kw_only=True):
     """One run.
 
@@ -126,14 +100,12 @@ class GatewayResult(msgspec.Struct, frozen=True, kw_only=True):
         machine: Where.
         streams: What was measured with streams.
         replicas: What was measured with replicas.
-        sessions: What was measured with realtime sessions.
         missed: What could not be measured, and why.
     """
 
     machine: MachineFacts
     streams: list[StreamLevel]
     replicas: list[ReplicaLevel]
-    sessions: list[SessionLevel] = []
     missed: list[str] = []
 
 
@@ -155,7 +127,7 @@ def measure_streams(model: Path, interface: Interface, streams: int, seconds: fl
         OmniRelayError: The gateway did not start, or a stream failed.
     """
     with _stack(model, streams, -(-streams // STREAMS_OF_A_REPLICA)) as (stack, pid):
-        empty = resident_bytes(pid)
+        empty = psutil.Process(pid).memory_info().rss
         first = time.monotonic() + BEGIN_S
         starts = [first + number / STARTS_PER_S for number in range(streams)]
         begin = starts[-1] + SETTLE_S
@@ -165,7 +137,7 @@ def measure_streams(model: Path, interface: Interface, streams: int, seconds: fl
             cpu, began = Cpu({"gateway": pid, "stages": stack.stages.pid}), time.monotonic()
             time.sleep(max(0.0, end - time.monotonic()))
             spent, measured, others = cpu.spent(), time.monotonic() - began, cpu.others()
-            full = resident_bytes(pid)
+            full = psutil.Process(pid).memory_info().rss
             received = stack.received(clients)
         sent = stack.stop_stages()
     texts, audio = (latencies(sent, received, kind, begin, end) for kind in ("text", "audio"))
@@ -190,24 +162,6 @@ def measure_streams(model: Path, interface: Interface, streams: int, seconds: fl
     )
 
 
-class _Load:
-    """Seconds a second of a gateway's process, and of the thread of its event loop, since this was made."""
-
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self._cpu, self._loop, self._began = Cpu({"gateway": pid}), thread_seconds(pid), time.monotonic()
-
-    def until_now(self) -> dict[str, float]:
-        """By the attributes of the levels."""
-        seconds = time.monotonic() - self._began
-        loop = thread_seconds(self._pid) - self._loop
-        return {
-            "seconds": seconds,
-            "cpu": self._cpu.spent()["gateway"] / seconds,
-            "loop_cpu": loop / seconds,
-        }
-
-
 def measure_replicas(model: Path, replicas: int, heartbeat_s: float, seconds: float) -> ReplicaLevel:
     """Let so many replicas of each stage send heartbeats, at this interval.
 
@@ -217,62 +171,18 @@ def measure_replicas(model: Path, replicas: int, heartbeat_s: float, seconds: fl
     with _stack(model, 1, replicas, heartbeat_s) as (_, pid):
         # Addresses that have become known are still sent to all.
         time.sleep(SETTLE_S + 2 * heartbeat_s)
-        load = _Load(pid)
+        cpu, loop, began = Cpu({"gateway": pid}), thread_seconds(pid), time.monotonic()
         time.sleep(seconds)
-        figures, resident = load.until_now(), resident_bytes(pid)
-    return ReplicaLevel(replicas=replicas, heartbeat_s=heartbeat_s, resident_bytes=resident, **figures)
-
-
-def measure_sessions(model: Path, sessions: int, seconds: float) -> SessionLevel:
-    """Hold realtime sessions whose clients send silence at the speed of speech.
-
-    Raises:
-        OmniRelayError: The gateway did not start.
-        OSError, websockets.exceptions.WebSocketException: A session was not held.
-    """
-    before = os.sched_getaffinity(0)
-    with _stack(model, sessions, 1) as (stack, pid):
-        url = str(stack.config.gateway.http).replace("tcp:", "ws:")
-        os.sched_setaffinity(0, cores()[2])
-        try:
-            return asyncio.run(_measure_sessions(url, pid, sessions, seconds))
-        finally:
-            os.sched_setaffinity(0, before)
-
-
-async def _measure_sessions(url: str, pid: int, sessions: int, seconds: float) -> SessionLevel:
-    empty = resident_bytes(pid)
-    async with asyncio.TaskGroup() as group:
-        listening = [group.create_task(_listen(url, number, sessions)) for number in range(sessions)]
-        await asyncio.sleep(SETTLE_S)
-        load = _Load(pid)
-        await asyncio.sleep(seconds)
-        figures, grown = load.until_now(), resident_bytes(pid) - empty
-        for each in listening:
-            each.cancel()
-    return SessionLevel(sessions=sessions, bytes_per_session=grown / sessions, **figures)
-
-
-async def _listen(url: str, number: int, sessions: int) -> None:
-    # The gateway takes this machine for a proxy: each client has an address of its own.
-    client = {"X-Forwarded-For": f"192.0.2.{number % 254 + 1}"}
-    async with connect(f"{url}/v1/realtime?model=omnirelay", additional_headers=client) as socket:
-        reading = asyncio.create_task(_read(socket))
-        # Not all at the same moment.
-        at = time.monotonic() + PIECE_S * number / sessions
-        try:
-            while not reading.done():
-                await asyncio.sleep(at - time.monotonic())
-                await socket.send(SILENCE)
-                at += PIECE_S
-            await reading
-        finally:
-            reading.cancel()
-
-
-async def _read(socket: ClientConnection) -> None:
-    async for _ in socket:
-        pass
+        spent, loop, measured = cpu.spent(), thread_seconds(pid) - loop, time.monotonic() - began
+        resident = psutil.Process(pid).memory_info().rss
+    return ReplicaLevel(
+        replicas=replicas,
+        heartbeat_s=heartbeat_s,
+        seconds=measured,
+        cpu=spent["gateway"] / measured,
+        loop_cpu=loop / measured,
+        resident_bytes=resident,
+    )
 
 
 def latencies(sent: Sent, received: Received, kind: str, begin: float, end: float) -> list[float]:
@@ -291,12 +201,6 @@ def latencies(sent: Sent, received: Received, kind: str, begin: float, end: floa
             raise OmniRelayError(f"{request_id}: {len(times[kind])} of {len(origin)} events of {kind} came")
         found += [times[kind][number] - origin[number] for number in within]
     return found
-
-
-def resident_bytes(pid: int) -> int:
-    """Resident memory of a process."""
-    pages = int(Path(f"/proc/{pid}/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
 
 
 def _latency(seconds: list[float]) -> Latency:

@@ -7,9 +7,11 @@ from typing import Final
 
 from benchmarks.adapters.omnirelay import OmniRelay
 from benchmarks.gpu.results import PartResult, Settings
-from benchmarks.measure.load import Load, run_load
-from benchmarks.measure.results import Cell, Table, percentile, tell
+from benchmarks.measure.load import CONCURRENCY, Load, run_load
+from benchmarks.measure.machine import this_machine
+from benchmarks.measure.results import RunResult, Table, tell
 from benchmarks.measure.workload import answer_of
+from benchmarks.report import tables
 from shared.real_time import set_realtime_priority
 
 TIME_S: Final = 420.0
@@ -39,31 +41,13 @@ async def _measure(settings: Settings) -> PartResult:
             tell(f"{clients} clients")
             # Prompts of their own, so that the prefix cache helps nobody.
             indices = range(first, first := first + ROUNDS * clients)
-            load, answers = await run_load(stack, workload, indices, clients, scenario="gpu")
+            load, answers = await run_load(stack, workload, indices, clients, scenario=CONCURRENCY)
             wrong = sum(len(each.codec_ids) != workload.codec_tokens for each in answers)
             if wrong:
                 problems.append(f"{clients} clients: {wrong} answers have another length than was asked for")
             # The first one is a warm-up.
             if number:
                 loads.append(load)
-    columns = [
-        *("clients", "first audio, s, median", "P95", "completion, s, median"),
-        *("requests/s", "seconds of audio a second"),
-    ]
-    title = f"Answers of {workload.seconds:g} s; ready after {ready_s:.0f} s"
-    memory: list[list[Cell]] = [
-        [name, max(load.peak_memory[name] for load in loads) / 2**30]
-        for name in (loads[0].peak_memory if loads else {})
-    ]
-    host = Table(title="Most memory of each process, on the host", columns=["process", "GiB"], rows=memory)
-    table = Table(title=title, columns=columns, rows=[_row(load) for load in loads])
-    return PartResult(tables=[table, host], problems=problems)
-
-
-def _row(load: Load) -> list[Cell]:
-    first = [answer.ttfa_s for answer in load.answers]
-    done = [answer.completion_s for answer in load.answers]
-    return [
-        *(load.clients, percentile(first, 0.5), percentile(first, 0.95), percentile(done, 0.5)),
-        *(load.requests_per_s, load.audio_per_s),
-    ]
+    result = RunResult(checkpoint=settings.checkpoint, parameters=0.0, machine=this_machine(), loads=loads)
+    start = Table(title="Stack", columns=["answers, s", "ready after, s"], rows=[[workload.seconds, ready_s]])
+    return PartResult(tables=[start, *tables(result)], problems=problems)

@@ -1,8 +1,6 @@
 """One answer as its client saw it."""
 
-import hashlib
-import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
 import msgspec
 
@@ -17,7 +15,6 @@ class MeasuredAnswer(msgspec.Struct, kw_only=True):
         sent: When the request was sent.
         first_text: When the first text came.
         pieces: When each piece of audio came, and its samples.
-        made: When the server had made each piece, if it tells.
         start_delay_s: How long the server advised to wait with the first piece.
         done: When the answer was complete.
         text_ids: The text's token ids.
@@ -28,26 +25,10 @@ class MeasuredAnswer(msgspec.Struct, kw_only=True):
     sent: float
     first_text: float
     pieces: list[tuple[float, int]]
-    made: list[float] = []
     start_delay_s: float = 0.0
     done: float
     text_ids: list[int]
     codec_ids: list[int]
-
-    def on_faster_clock(self, factor: int) -> "MeasuredAnswer":
-        """Return it with times from the request on divided by a factor."""
-
-        def faster(at: float) -> float:
-            return self.sent + (at - self.sent) / factor
-
-        return msgspec.structs.replace(
-            self,
-            first_text=faster(self.first_text),
-            pieces=[(faster(at), samples) for at, samples in self.pieces],
-            made=[faster(at) for at in self.made],
-            start_delay_s=self.start_delay_s / factor,
-            done=faster(self.done),
-        )
 
     @property
     def samples(self) -> int:
@@ -70,13 +51,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
         start_s: From the request until the server advised to play.
         underruns_after_delay: As ``underruns``, of a client that waits so long.
         stalled_after_delay_s: As ``stalled_s``, of such a client.
-        least_start_s: From the request until the earliest start after which nothing stops, known afterwards.
-        delivery_s: From when the server had made each piece until the client had it; empty if it does not
-            tell.
         text_tokens: Tokens of the text.
         codec_tokens: Tokens of the speech.
-        text_digest: Of the text's token ids.
-        codec_digest: Of the speech's.
     """
 
     index: int
@@ -90,12 +66,8 @@ class Timing(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 0.0
     underruns_after_delay: int = 0
     stalled_after_delay_s: float = 0.0
-    least_start_s: float = 0.0
-    delivery_s: list[float]
     text_tokens: int
     codec_tokens: int
-    text_digest: str
-    codec_digest: str
 
 
 def timing(answer: MeasuredAnswer) -> Timing:
@@ -117,27 +89,9 @@ def timing(answer: MeasuredAnswer) -> Timing:
         start_s=ttfa_s + answer.start_delay_s,
         underruns_after_delay=underruns_after_delay,
         stalled_after_delay_s=stalled_after_delay_s,
-        least_start_s=least_start(answer.pieces) - answer.sent,
-        delivery_s=[at - made for made, (at, _) in zip(answer.made, answer.pieces, strict=False)],
         text_tokens=len(answer.text_ids),
         codec_tokens=len(answer.codec_ids),
-        text_digest=_digest(answer.text_ids),
-        codec_digest=_digest(answer.codec_ids),
     )
-
-
-def least_start(pieces: Iterable[tuple[float, int]]) -> float:
-    """When to begin to play, so that nothing stops: no policy could begin earlier with pieces that come so.
-
-    Args:
-        pieces: When each came, in seconds, and its samples.
-    """
-    start, samples_before = -math.inf, 0
-    for at, samples in pieces:
-        if samples:
-            start = max(start, at - samples_before / SAMPLE_RATE)
-        samples_before += samples
-    return start
 
 
 def play(pieces: Iterable[tuple[float, int]], delay_s: float = 0.0) -> tuple[int, float]:
@@ -163,7 +117,3 @@ def play(pieces: Iterable[tuple[float, int]], delay_s: float = 0.0) -> tuple[int
             heard_until = at
         heard_until += samples / SAMPLE_RATE
     return underruns, stalled_s
-
-
-def _digest(ids: Sequence[int]) -> str:
-    return hashlib.sha256(repr(list(ids)).encode()).hexdigest()[:16]

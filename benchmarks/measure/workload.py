@@ -6,7 +6,7 @@ from typing import Final
 
 import msgspec
 
-from services.families.known import read_config
+from shared.checkpoints import read_config
 
 CODEC_RATE: Final = 50
 """Codec tokens a second of speech."""

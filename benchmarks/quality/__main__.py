@@ -3,7 +3,7 @@
 import argparse
 import asyncio
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +12,6 @@ from benchmarks.measure.machine import this_machine
 from benchmarks.measure.results import RESULTS, Cell, Table, keep, page, tell
 from benchmarks.quality.answers import Samples, SpokenReply, ask_all
 from benchmarks.quality.figures import Score, answer_figures, speech_figures
-from benchmarks.quality.reference import Oracle
 from benchmarks.quality.requests import Asked, held_out_requests
 from labs.training.data.corpus import SENTENCES, VOICES
 from labs.training.data.dialogues import texts_to_read
@@ -25,8 +24,6 @@ from shared.config import DEFAULT_CHECKPOINT
 
 EVERY: Final = 3
 """Of the requests, which part is asked again to be spoken in one piece."""
-Columns = Mapping[str, Sequence[Score]]
-"""The figures of each server, the measured one first."""
 
 
 class Listening:
@@ -62,18 +59,13 @@ async def measure(model: Path, requests: Sequence[Asked], clients: int, listenin
     return listening.figures(streamed, offline)
 
 
-def table(columns: Columns) -> Table:
-    """Return a row for each figure of the first server."""
-    servers = list(columns)
-    beside = [{figure.name: str(figure) for figure in columns[name]} for name in servers[1:]]
+def table(figures: Sequence[Score]) -> Table:
+    """Return a row for each figure."""
     rows: list[list[Cell]] = [
-        [
-            *(figure.name, str(figure), *(found.get(figure.name, "-") for found in beside), figure.bound),
-            "" if not figure.bound else "kept" if figure.kept else "**missed**",
-        ]
-        for figure in columns[servers[0]]
+        [each.name, str(each), each.bound, ("kept" if each.kept else "**missed**") if each.bound else ""]
+        for each in figures
     ]
-    return Table(title="Held-out cases", columns=["", *servers, "bound", ""], rows=rows)
+    return Table(title="Held-out cases", columns=["", "omnirelay", "bound", ""], rows=rows)
 
 
 def missed(figures: Sequence[Score], *, few: bool = False) -> list[str]:
@@ -92,21 +84,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     add("--count", type=int, default=100, help="questions of each kind (default: 100)")
     add("--clients", type=int, default=4, metavar="N", help="requests at once (default: 4)")
-    add("--reference", action="store_true", help="transformers' generate beside: takes ten times as long")
     add("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")
     options = parser.parse_args(arguments)
     try:
         listening = Listening()
         requests = held_out_requests(options.count)
         found = asyncio.run(measure(options.model, requests, options.clients, listening))
-        columns = {"omnirelay": found}
-        if options.reference:
-            tell("transformers")
-            columns["transformers"] = listening.figures(Oracle(options.model).answers(requests), [])
     except OmniRelayError as error:
         sys.stderr.write(f"error: {error}\n")
         return 1
-    keep(options.out, "quality", page("Quality", this_machine(), [table(columns)]), columns)
+    keep(options.out, "quality", page("Quality", this_machine(), [table(found)]), found)
     for line in missed(found):
         sys.stderr.write(f"MISSED: {line}\n")
     return 1 if missed(found) else 0

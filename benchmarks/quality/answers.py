@@ -8,16 +8,8 @@ import numpy as np
 import numpy.typing as npt
 
 from benchmarks.quality.requests import Asked
-from omnirelay import (
-    AsyncClient,
-    AudioEvent,
-    DoneEvent,
-    GenerateRequest,
-    SamplingOverrides,
-    TextEvent,
-    build_request,
-)
-from omnirelay.errors import OmniRelayError
+from omnirelay import AsyncClient, GenerateRequest, SamplingOverrides, build_request
+from omnirelay.client.types import ChatEvent, collect
 
 MOST_WORDS = 32
 MOST_CODES = 500
@@ -80,17 +72,11 @@ def request(asked: Asked, *, streaming: bool = True) -> GenerateRequest:
     )
 
 
-async def collected(asked: Asked, events: AsyncIterable[TextEvent | AudioEvent | DoneEvent]) -> SpokenReply:
+async def collected(asked: Asked, events: AsyncIterable[ChatEvent]) -> SpokenReply:
     """Return what came of a request.
 
     Raises:
         OmniRelayError: It failed.
     """
-    pieces: list[Samples] = []
-    async for event in events:
-        if isinstance(event, AudioEvent):
-            pieces.append(event.samples)
-        elif isinstance(event, DoneEvent):
-            samples = np.concatenate([np.zeros(0, np.float32), *pieces])
-            return SpokenReply(asked, event.text.strip(), samples, event.codec_finish_reason == "stop")
-    raise OmniRelayError("the answer had no end")
+    reply = collect([event async for event in events])
+    return SpokenReply(asked, reply.text.strip(), reply.audio, reply.done.codec_finish_reason == "stop")

@@ -4,6 +4,9 @@ import math
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
 
 from benchmarks.quality.answers import Samples, SpokenReply
 from benchmarks.quality.sound import ends_right, pitch
@@ -174,15 +177,8 @@ def speech_figures(
 
 def _remembering(hear: Hear) -> Hear:
     """Listen only once to a waveform that counts for several figures."""
-    heard: dict[bytes, str] = {}
-
-    def remembered(samples: Samples) -> str:
-        key = samples.tobytes()
-        if key not in heard:
-            heard[key] = hear(samples)
-        return heard[key]
-
-    return remembered
+    heard = cache(lambda data: hear(np.frombuffer(data, np.float32)))
+    return lambda samples: heard(samples.tobytes())
 
 
 def _said(replies: Sequence[SpokenReply]) -> list[tuple[str, Samples]]:

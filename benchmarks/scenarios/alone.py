@@ -2,7 +2,6 @@
 
 ``synthesis`` is token2wav on streams of different lengths.  ``talker`` and ``vllm`` are decoding steps of one
 request: the talker's, and those of vLLM with nothing of ours in it, a language model of the same sizes.
-``chunks`` is streamed speech beside the same in one piece: a chunk does not see beyond its look-ahead.
 """
 
 import json
@@ -12,18 +11,16 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
-
-import numpy as np
-from numpy.typing import NDArray
 
 from benchmarks.measure.machine import forget_peak, peak_memory
 from benchmarks.measure.process import answer, in_process
 from benchmarks.measure.results import Measured
 from benchmarks.measure.stage import finish, service_of
 from benchmarks.measure.workload import SEED, SPEAKER
-from services.families.known import read_config
+from shared.checkpoints import read_config
 from shared.messages import (
     SAMPLE_RATE,
     CodecTokens,
@@ -40,17 +37,10 @@ PREDICTOR = "its code predictor, ms"
 CODES: Final = 8192
 """Ids below are codes in every checkpoint of ours."""
 PROMPT_TOKENS: Final = 98
-STREAMS: Final = 8
-LOOK_AHEADS: Final = (0, 1, 2, 3)
-MAX_BLOCKS: Final = (2, 8, 32)
 _SHAPE: Final = (
     *("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads"),
     *("num_key_value_heads", "head_dim", "vocab_size", "max_position_embeddings"),
 )
-_HOP, _WINDOW, _MELS = 240, 1024, 80
-_BORDER: Final = 24
-"""Samples to either side of a border, a millisecond."""
-Samples = NDArray[np.float32]
 
 
 def measure_synthesis(model: Path, lengths: Sequence[float], repeats: int) -> list[Measured]:
@@ -68,11 +58,6 @@ def measure_floor(model: Path, tokens: int, repeats: int) -> list[Measured]:
     return found
 
 
-def measure_chunks(model: Path) -> list[Measured]:
-    """Cut the same streams in each way, and compare."""
-    return in_process(list[Measured], __name__, "chunks", model)
-
-
 def _synthesis(model: Path, repeats: str, *lengths: str) -> list[Measured]:
     service, _ = service_of("token2wav", model)
     _speak(service, 1.0, "warm-up")
@@ -85,16 +70,12 @@ def _synthesis(model: Path, repeats: str, *lengths: str) -> list[Measured]:
     return rows
 
 
-def _codes(name: str | int, seconds: float, geometry: Any) -> list[int]:
-    generator = random.Random(name)  # noqa: S311 - nothing secret
-    count = round(seconds * SAMPLE_RATE / geometry.frame_samples) * geometry.groups
-    return [generator.randrange(min(CODES, geometry.ids)) for _ in range(count)]
-
-
 def _speak(service: Any, length: float, name: str) -> float:
     """Make one stream; gives the seconds it took."""
     geometry = service._engine.geometry
-    codes = _codes(name, length, geometry)
+    generator = random.Random(name)  # noqa: S311 - nothing secret
+    count = round(length * SAMPLE_RATE / geometry.frame_samples) * geometry.groups
+    codes = [generator.randrange(min(CODES, geometry.ids)) for _ in range(count)]
     # The same work in every run; by the clock, cuts depend on how fast the machine is.
     frames = [geometry.codes_per_block * blocks for blocks in (1, 2, 4, 8)]
     sampling = Sampling(max_tokens=len(codes))
@@ -189,7 +170,7 @@ def _talker(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any, Any]]:
     packed, positions = pack_rows(rows), pack_positions(torch.zeros(3, PROMPT_TOKENS))
     for name in ("first", "second"):
         # The talker's prompt is some positions longer than the thinker's.
-        prompt_tokens = PROMPT_TOKENS - rules.start_positions
+        prompt_tokens = PROMPT_TOKENS - rules.codec.start_positions
         service.accept(SpeechStart(request_id=name, prompt_tokens=prompt_tokens, priority=0, speech=speech))
         service.accept(
             ConditioningRows(request_id=name, seq=0, start=0, rows=packed, additional=positions, last=True)
@@ -197,77 +178,6 @@ def _talker(model: Path, tokens: int) -> Iterator[tuple[Any, Any, Any, Any]]:
         yield service.model_time, predictor, service.step, service.active_requests
 
 
-def _chunks(model: Path) -> Iterator[Measured]:
-    service, _ = service_of("token2wav", model)
-    from services.token2wav.chunks import ChunkingConfig  # noqa: PLC0415 - the environment comes first
-
-    engine = service._engine
-    block = engine.geometry.codes_per_block
-    streams = [_codes(seed, 10.0, engine.geometry) for seed in range(STREAMS)]
-    offline = [np.concatenate(_cut(engine, codes, ChunkingConfig(mode="offline"))) for codes in streams]
-    spectra = [_log_mel(each) for each in offline]
-    for max_blocks in MAX_BLOCKS:
-        for ahead in LOOK_AHEADS:
-            chunking = ChunkingConfig(look_ahead_blocks=ahead, max_blocks=max_blocks)
-            # Doubling from one block, so that the borders are the same in every run.
-            sizes = [min(2**index, max_blocks) * block for index in range(max_blocks.bit_length())]
-            row = Measured(f"look-ahead {ahead}, chunks of at most {max_blocks} blocks", {})
-            for codes, whole, spectrum in zip(streams, offline, spectra, strict=True):
-                parts = _cut(engine, codes, chunking, sizes)
-                borders = np.cumsum([len(part) for part in parts])[:-1].tolist()
-                difference = np.abs(_log_mel(np.concatenate(parts)) - spectrum).mean(axis=0)
-                for figure, value in (
-                    ("difference, dB", difference.mean()),
-                    ("at borders, dB", difference[[border // _HOP for border in borders]].mean()),
-                    ("clicks, %", 100 * _clicking(np.concatenate(parts), borders)),
-                    ("clicks offline, %", 100 * _clicking(whole, borders)),
-                ):
-                    row.values.setdefault(figure, []).append(float(value))
-            row.values["first audio after, codec tokens"] = [(1 + ahead) * block]
-            yield row
-
-
-def _cut(engine: Any, codes: Sequence[int], chunking: Any, sizes: Sequence[int] = ()) -> list[Samples]:
-    """The chunks of one stream."""
-    from services.token2wav.stream import AudioStream, VoiceSettings  # noqa: PLC0415 - as above
-
-    stream = AudioStream(VoiceSettings(seed=1, speaker=SPEAKER), chunking, engine.geometry, sizes)
-    stream.extend(codes)
-    stream.end()
-    parts = []
-    while (chunk := stream.next_chunk()) is not None:
-        engine.submit_chunk("stream", chunk)
-        while engine.has_work:
-            for outcome in engine.step():
-                if outcome.error is not None:
-                    raise outcome.error
-                parts.append(outcome.waveform.numpy())
-        stream.accept_chunk()
-    return parts
-
-
-def _log_mel(samples: Samples) -> NDArray[np.float64]:
-    """Log-mel spectrogram in dB, [80, frames]; what lies 80 dB below the loudest is cut off."""
-    from transformers import audio_utils  # noqa: PLC0415 - loads torch
-
-    filters = audio_utils.mel_filter_bank(
-        _WINDOW // 2 + 1, _MELS, 0.0, 12_000.0, 24_000, norm="slaney", mel_scale="slaney"
-    )
-    window = audio_utils.window_function(_WINDOW, "hann")
-    mel: NDArray[np.float64] = audio_utils.spectrogram(
-        samples.astype(np.float64), window, _WINDOW, _HOP, power=2.0, mel_filters=filters
-    )
-    return 10 * np.log10(np.maximum(mel, mel.max() * 1e-8))
-
-
-def _clicking(samples: Samples, borders: Sequence[int]) -> float:
-    """Share of borders whose second difference is among the highest hundredth of all places."""
-    around = np.convolve(np.square(np.diff(samples, 2)), np.ones(2 * _BORDER), mode="same")
-    return float(np.mean([around[border - 1] > np.quantile(around, 0.99) for border in borders]))
-
-
 if __name__ == "__main__":
     part, directory, *given = sys.argv[1:]
-    if part == "synthesis":
-        answer(_synthesis(Path(directory), *given))
-    answer(list(_chunks(Path(directory))) if part == "chunks" else _floor(part, Path(directory), *given))
+    answer((_synthesis if part == "synthesis" else partial(_floor, part))(Path(directory), *given))

@@ -10,9 +10,8 @@ import json
 import time
 import wave
 from base64 import b64encode
-from collections.abc import AsyncIterator, Sequence
-from contextlib import asynccontextmanager
-from itertools import count, product
+from collections.abc import Sequence
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,7 +20,6 @@ from websockets.asyncio.client import ClientConnection, connect
 
 from benchmarks.adapters.omnirelay import OmniRelay
 from benchmarks.measure.results import Measured, tell
-from benchmarks.measure.workload import answer_of
 from omnirelay.errors import OmniRelayError
 
 ROOT: Final = Path(__file__).resolve().parents[2]
@@ -34,8 +32,6 @@ TYPED: Final = {
     "role": "user",
     "content": [{"type": "input_text", "text": "What is that?"}],
 }
-OTHERS_S: Final = 10.0
-"""Speech of each answer to clients beside."""
 ANSWER_TOKENS: Final = 8
 LATE_S: Final = 600.0
 """Time limit of a question and its answer."""
@@ -61,10 +57,8 @@ def question(seconds: float, seed: int) -> bytes:
     return (np.clip(sound + noise, -1, 1) * 32767).astype("<i2").tobytes()
 
 
-async def questions(
-    model: Path, lengths: Sequence[float], repeats: int, loads: Sequence[int]
-) -> list[Measured]:
-    """Type, and ask questions of each length, in each way and beside so many others."""
+async def questions(model: Path, lengths: Sequence[float], repeats: int) -> list[Measured]:
+    """Type, and ask questions of each length, in each way."""
     rows = []
     for way, (tokens, clamp, turns) in WAYS.items():
         limits = {"early_prompt_tokens": tokens, "max_codec_tokens": MOST_CODEC_TOKENS}
@@ -72,39 +66,18 @@ async def questions(
         async with OmniRelay(model, changes) as server:
             seeds = count()
             await ask(server.url, question(1.0, 99), next(seeds), turns)
-            for beside, seconds in product(loads, lengths):
-                tell(f"computed {way}, beside {beside}, {seconds:g} s")
-                numbers = [next(seeds) for _ in range(repeats)]
-                async with _others(server, beside):
-                    asked = [
-                        await ask(server.url, question(seconds, seed) if seconds else None, seed, turns)
-                        for seed in numbers
-                    ]
+            for seconds in lengths:
+                tell(f"computed {way}, {seconds:g} s")
+                asked = [
+                    await ask(server.url, question(seconds, seed) if seconds else None, seed, turns)
+                    for seed in islice(seeds, repeats)
+                ]
                 figures = ("first sample after, s", "prompt tokens", "left at the end")
                 values = {
                     name: list(each) for name, each in zip(figures, zip(*asked, strict=True), strict=True)
                 }
-                what = f"{seconds:g} s" if seconds else "typed"
-                rows.append(Measured(f"{way}; {what}" + (f", beside {beside}" if beside else ""), values))
+                rows.append(Measured(f"{way}; {f'{seconds:g} s' if seconds else 'typed'}", values))
     return rows
-
-
-@asynccontextmanager
-async def _others(server: OmniRelay, clients: int) -> AsyncIterator[None]:
-    """Let other clients ask, each again when it has its answer."""
-
-    async def again(client: int) -> None:
-        for number in count(1000 * client):
-            await server.answer(answer_of(OTHERS_S), number)
-
-    others = [asyncio.create_task(again(client)) for client in range(1, clients + 1)]
-    try:
-        await asyncio.sleep(OTHERS_S / 2 if others else 0)
-        yield
-    finally:
-        for other in others:
-            other.cancel()
-        await asyncio.gather(*others, return_exceptions=True)
 
 
 async def ask(

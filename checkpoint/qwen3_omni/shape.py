@@ -1,8 +1,10 @@
 """The sizes of a Qwen3-Omni checkpoint, part by part, by the names that transformers' configurations have."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Final
+
+from checkpoint.shape import audio_sizes, decoder_sizes
 
 Values = Mapping[str, Any]
 SPECIAL: Final = (
@@ -31,69 +33,12 @@ class Qwen3Shape:
     ``pixels`` the fewest and the most that a picture is scaled to.
     """
 
-    text: Values = field(
-        default_factory=lambda: {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 4,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "max_position_embeddings": 8192,
-            **_EXPERTS,
-        }
-    )
-    audio: Values = field(
-        default_factory=lambda: {
-            "encoder_layers": 2,
-            "encoder_attention_heads": 2,
-            "encoder_ffn_dim": 64,
-            "d_model": 32,
-            "downsample_hidden_size": 16,
-        }
-    )
-    vision: Values = field(
-        default_factory=lambda: {
-            "depth": 3,
-            "hidden_size": 32,
-            "intermediate_size": 64,
-            "num_heads": 2,
-            "num_position_embeddings": 16,
-            "deepstack_visual_indexes": [0, 1],
-        }
-    )
-    talker: Values = field(
-        default_factory=lambda: {
-            "hidden_size": 64,
-            "intermediate_size": 96,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 32,
-            "shared_expert_intermediate_size": 32,
-            "max_position_embeddings": 8192,
-            **_EXPERTS,
-        }
-    )
-    predictor: Values = field(
-        default_factory=lambda: {
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 2,
-            "head_dim": 16,
-        }
-    )
-    code2wav: Values = field(
-        default_factory=lambda: {
-            "hidden_size": 64,
-            "num_attention_heads": 4,
-            "num_key_value_heads": 4,
-            "intermediate_size": 96,
-            "num_hidden_layers": 2,
-            "decoder_dim": 32,
-        }
-    )
+    text: Values
+    audio: Values
+    vision: Values
+    talker: Values
+    predictor: Values
+    code2wav: Values
     codes: int = 64
     groups: int = 4
     accepted_layer: int = 2
@@ -109,27 +54,40 @@ class Qwen3Shape:
         return {text: self.trained + place for place, text in enumerate(SPECIAL)}
 
 
-TINY: Final = Qwen3Shape()
+TINY: Final = Qwen3Shape(
+    text=decoder_sizes(64, 96, 4, 4, 2) | {"head_dim": 32, **_EXPERTS},
+    audio=audio_sizes(32, 64, 2, 2) | {"downsample_hidden_size": 16},
+    vision={
+        "depth": 3,
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_heads": 2,
+        "num_position_embeddings": 16,
+        "deepstack_visual_indexes": [0, 1],
+    },
+    talker=decoder_sizes(64, 96, 3, 4, 2)
+    | {"head_dim": 32, "shared_expert_intermediate_size": 32, **_EXPERTS},
+    predictor={
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 16,
+    },
+    code2wav={
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 4,
+        "intermediate_size": 96,
+        "num_hidden_layers": 2,
+        "decoder_dim": 32,
+    },
+)
 _SOME_EXPERTS: Final = {"num_experts": 16, "num_experts_per_tok": 4}
 # The relations of the released sizes, made small: frames of 16 codes, few of many experts.
 SMALL: Final = Qwen3Shape(
-    text={
-        **TINY.text,
-        "hidden_size": 512,
-        "intermediate_size": 1024,
-        "num_hidden_layers": 8,
-        "num_attention_heads": 8,
-        "head_dim": 64,
-        **_SOME_EXPERTS,
-        "moe_intermediate_size": 512,
-    },
-    audio={
-        "encoder_layers": 4,
-        "encoder_attention_heads": 4,
-        "encoder_ffn_dim": 1024,
-        "d_model": 256,
-        "downsample_hidden_size": 64,
-    },
+    text=decoder_sizes(512, 1024, 8, 8, 2) | {"head_dim": 64, **_SOME_EXPERTS, "moe_intermediate_size": 512},
+    audio=audio_sizes(256, 1024, 4, 4) | {"downsample_hidden_size": 64},
     vision={
         "depth": 6,
         "hidden_size": 256,
@@ -138,11 +96,8 @@ SMALL: Final = Qwen3Shape(
         "num_position_embeddings": 256,
         "deepstack_visual_indexes": [1, 2, 4],
     },
-    talker={
-        **TINY.talker,
-        "hidden_size": 256,
-        "intermediate_size": 512,
-        "num_hidden_layers": 6,
+    talker=decoder_sizes(256, 512, 6, 4, 2)
+    | {
         "head_dim": 64,
         "shared_expert_intermediate_size": 256,
         **_SOME_EXPERTS,

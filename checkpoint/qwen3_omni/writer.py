@@ -56,24 +56,10 @@ def write_qwen3_omni(directory: Path, shape: Qwen3Shape = TINY, seed: int = 0) -
             _soften(model.code2wav, shape, generator_for(seed, "loudness"))
         with step("files"):
             model.save_pretrained(partial)
-            ids = shape.special_ids
-            fewest, most = shape.pixels
             half = [0.5] * 3
-            vision = {
-                "image_mean": half,
-                "image_std": half,
-                "merge_size": 2,
-                "patch_size": 16,
-                "temporal_patch_size": 2,
-                "min_pixels": fewest,
-                "max_pixels": most,
-                "size": {"shortest_edge": fewest, "longest_edge": most},
-                "processor_class": _PROCESSOR,
-            }
-            write_preprocessors(partial, vision, shape.longest_seconds)
-            ends = {"bos_token_id": ids["<|im_start|>"], "pad_token_id": ids["<|endoftext|>"]}
-            stops = [ids["<|im_end|>"], ids["<|endoftext|>"]]
-            write_generation(partial, {**ends, "eos_token_id": stops})
+            pictures = {"image_mean": half, "image_std": half, "patch_size": 16}
+            write_preprocessors(partial, _PROCESSOR, pictures, shape.pixels, shape.longest_seconds)
+            write_generation(partial, shape.special_ids)
             write_recipe(partial, asdict(shape), seed)
 
 

@@ -79,9 +79,7 @@ class Access:
 
     def welcome(self, client: Principal) -> Welcome:
         """The limits that a client is told."""
-        most = self._gateway.limits.request_bytes
-        if client.limits.request_bytes is not None:
-            most = min(most, client.limits.request_bytes)
+        most = client.most_bytes(self._gateway.limits.request_bytes)
         item, together = self._media.max_item_bytes, self._media.max_request_bytes
         return Welcome(PROTOCOL_VERSION, most, item, together, MAX_PIECE_BYTES, resumes=True)
 

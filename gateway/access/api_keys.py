@@ -155,8 +155,12 @@ class ApiKeys(Collector):
 
     def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
         """Metrics by key name."""
-        counts = CounterMetricFamily("omnirelay_key_requests", "Requests by key.", labels=["key", "outcome"])
-        opened = GaugeMetricFamily("omnirelay_key_open_requests", "Open requests of a key.", labels=["key"])
+        counts = CounterMetricFamily(
+            "omnirelay_key_requests",
+            "Requests with an API key, by its name (`key`): `outcome` is `taken` or `busy`.",
+            labels=["key", "outcome"],
+        )
+        opened = GaugeMetricFamily("omnirelay_key_open_requests", "Open requests of a `key`.", labels=["key"])
         for name, client in self._clients.items():
             counts.add_metric([name, "taken"], client.taken)
             counts.add_metric([name, "busy"], client.refused)

@@ -62,6 +62,11 @@ class Principal:
         rate = limits.requests_per_second
         self._bucket = TokenBucket(rate, limits.burst or math.ceil(rate)) if rate is not None else None
 
+    def most_bytes(self, most: int) -> int:
+        """The largest request that it may send, of those with at most so many bytes."""
+        own = self.limits.request_bytes
+        return most if own is None else min(most, own)
+
     def check(self) -> None:
         """Reject a request before it is read: UnauthenticatedError, or BusyError beyond its limits."""
         if not self.known:

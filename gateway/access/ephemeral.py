@@ -67,7 +67,7 @@ class EphemeralKeys(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The number of keys."""
         number = len(self._by_hash)
-        return [GaugeMetricFamily("omnirelay_client_secrets", "Client secrets that are valid.", number)]
+        return [GaugeMetricFamily("omnirelay_client_secrets", "Valid ephemeral keys.", number)]
 
     def find(self, value: str) -> EphemeralKey:
         """What a key stands for, or UnauthenticatedError; the timing of a look-up by hash reveals no key."""

@@ -24,7 +24,7 @@ class Proxies:
     def client(self, forwarded: Iterable[str]) -> str | None:
         """The client behind the proxies, each of which has appended what it saw to ``X-Forwarded-For``."""
         for each in reversed(",".join(forwarded).split(",")):
-            address = _without_port(each.strip())
+            address = without_port(each.strip())
             if _parsed(address) is None:
                 return None
             if address not in self:
@@ -107,8 +107,8 @@ def _parsed(address: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address | Non
         return None
 
 
-def _without_port(address: str) -> str:
-    """The address of ``[ADDRESS]:PORT`` or ``ADDRESS:PORT``."""
+def without_port(address: str) -> str:
+    """The address, or host, of ``[ADDRESS]:PORT`` or ``ADDRESS:PORT``."""
     if address.startswith("["):
         return address[1:].partition("]")[0]
     return address.partition(":")[0] if address.count(":") == 1 else address

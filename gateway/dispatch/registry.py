@@ -3,7 +3,7 @@
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, get_args
 
@@ -25,8 +25,6 @@ MAX_DEPARTED: Final = 1000
 NEXT: Final[dict[StageName, StageName]] = {"thinker": "talker", "talker": "token2wav"}
 """The stage to which a stage sends."""
 BEST_FIRST: Final[tuple[StageState, ...]] = ("ready", "draining", "starting")
-_NOBODY: Final[dict[str, str]] = {}
-_BEFORE: Final = {receiver: sender for sender, receiver in NEXT.items()}
 
 
 @dataclass
@@ -38,7 +36,6 @@ class Replica:
         seen: Monotonic time of that.
         suspect: A connection to it broke since its last heartbeat.
         peers: Replicas of the next stage that it can send to.
-        reaches: The registry's addresses of these, while they are all of the next stage.
         placed: Requests placed since the last heartbeat, and in the interval before, maybe not in it.
         failed: Its engine has failed, so its process is about to end.
     """
@@ -49,7 +46,6 @@ class Replica:
     suspect: bool = False
     state: StageState = "starting"
     peers: frozenset[str] = frozenset()
-    reaches: Mapping[str, str] | None = None
     placed: list[int] = field(default_factory=lambda: [0, 0])
     failed: bool = False
 
@@ -68,7 +64,8 @@ class Replica:
 class StageRegistry(Collector):
     """All known replicas.
 
-    States depend on those of the senders and are updated incrementally: a heartbeat costs only its changes.
+    States depend on those of the senders.  They are found again when something has changed; most heartbeats
+    change nothing.
 
     Attributes:
         _timeout_s: A replica that is silent for longer, and for :data:`MISSED_HEARTBEATS` intervals, is down.
@@ -87,10 +84,7 @@ class StageRegistry(Collector):
     def __post_init__(self) -> None:
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
         self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
-        # By address, the replica listening there; by name, the number of ready senders that know it.
-        self._listeners: dict[tuple[StageName, str], Replica] = {}
-        self._senders: dict[StageName, Counter[str]] = {stage: Counter() for stage in STAGES}
-        self._addresses: dict[StageName, dict[str, str]] = {}
+        self._addresses: dict[StageName, dict[str, str]] = {stage: {} for stage in STAGES}
         self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
         self._looked_at = -math.inf
         # Since when a stage has no ready replica.
@@ -108,13 +102,12 @@ class StageRegistry(Collector):
         """Place nothing more at a replica."""
         if (replica := self.get(stage, name)) is not None:
             replica.failed = True
-            self._settle(replica)
+            self._update()
 
     def set_gateway_drains(self, drains: bool) -> None:
         """While the gateway drains, draining replicas still serve its queue."""
         self.gateway_drains = drains
-        for replica in self.replicas():
-            self._settle(replica)
+        self._update()
 
     def get(self, stage: StageName, name: str) -> Replica | None:
         """A replica, if it is known."""
@@ -131,35 +124,32 @@ class StageRegistry(Collector):
         departed = (beat.stage, beat.instance) in self._departed
         if departed or (known is None and not self._has_room(beat.stage)):
             return []
+        before = None
         if known is None:
-            known = replicas[beat.instance] = Replica(beat, self._clock(), peers=frozenset(beat.peers or ()))
-            self._states[beat.stage][known.state] += 1
+            known = replicas[beat.instance] = Replica(beat, self._clock())
             self._known_once.add(beat.stage)
-        if beat.inbox != known.beat.inbox:
-            self._stop_listening(known)
-        if beat.peers is not None:
-            self._note_peers(known, frozenset(beat.peers))
+        else:
+            before = known.beat.inbox, known.beat.gateway, known.beat.draining, known.peers, known.down
+        known.peers = known.peers if beat.peers is None else frozenset(beat.peers)
         known.beat, known.seen, known.suspect = beat, self._clock(), False
         known.placed = [0, known.placed[0]]
         if beat.busy_s > self._step_timeout_s:
             self._looked_at = -math.inf
-        if known.down and not self._lost(known, known.seen, self._silent_s):
-            self._mark(known, down=False)
-        before = self._listeners.get((beat.stage, beat.inbox))
-        if before is not known:
-            self._listeners[beat.stage, beat.inbox] = known
-            self._addresses.pop(beat.stage, None)
-            if before is not None:
-                self.dismiss(beat.stage, before.name)
-        self._settle(known)
-        return [before] if before is not None and before is not known else []
+        known.down = known.down and self._lost(known, known.seen, self._silent_s)
+        replaced: list[Replica] = []
+        if before != (beat.inbox, beat.gateway, beat.draining, known.peers, known.down):
+            others = (each for each in replicas.values() if each is not known)
+            replaced = [each for each in others if each.beat.inbox == beat.inbox]
+            for each in replaced:
+                self.dismiss(beat.stage, each.name)
+            self._update()
+        return replaced
 
     def note_reached(self, thinkers: Set[str]) -> None:
         """Note to which thinkers the gateway has a connection: no other is ready."""
-        before, self._reached = self._reached, frozenset(thinkers)
-        for name in self._reached ^ (before or frozenset(self._replicas["thinker"])):
-            if (replica := self.get("thinker", name)) is not None:
-                self._settle(replica)
+        if self._reached != thinkers:
+            self._reached = frozenset(thinkers)
+            self._update()
 
     def dismiss(self, stage: StageName, name: str) -> Replica | None:
         """Remove a replica that has left, and return it."""
@@ -187,7 +177,9 @@ class StageRegistry(Collector):
         self._looked_at, known = now, self.replicas()
         lost = [each for each in known if not each.down and self._lost(each, now, silent_s)]
         for each in lost:
-            self._mark(each, down=True)
+            each.down = True
+        if lost:
+            self._update()
         for each in [each for each in known if now - each.seen > FORGET_S]:
             self._remove(each)
         return lost
@@ -219,18 +211,13 @@ class StageRegistry(Collector):
 
     def addresses(self, stage: StageName) -> dict[str, str]:
         """Addresses of replicas that can receive, draining ones included."""
-        if stage not in self._addresses:
-            replicas = self._replicas[stage].values()
-            self._addresses[stage] = {each.name: each.beat.inbox for each in replicas if not each.down}
         return self._addresses[stage]
 
     def news(self, replica: Replica) -> dict[str, str] | None:
         """Addresses of the replicas of its next stage; none if it is connected to exactly these."""
         following = NEXT.get(replica.stage)
-        known = self.addresses(following) if following else _NOBODY
-        if replica.reaches is not known:
-            replica.reaches = known if replica.peers == known.keys() else None
-        return known if replica.reaches is None else None
+        known = self._addresses[following] if following else {}
+        return None if replica.peers == known.keys() else known
 
     def placed(self, route: Route) -> None:
         """A request was placed on these replicas."""
@@ -279,10 +266,10 @@ class StageRegistry(Collector):
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The metrics of stages and their replicas."""
         up = GaugeMetricFamily(
-            "omnirelay_stage_up", "1 for a stage with a replica that is ready, else 0.", labels=["stage"]
+            "omnirelay_stage_up", "1 if the stage has a ready replica, else 0.", labels=["stage"]
         )
         replicas = GaugeMetricFamily(
-            "omnirelay_stage_replicas", "Replicas of a stage by state.", labels=["stage", "state"]
+            "omnirelay_stage_replicas", "Replicas of a stage by `state`.", labels=["stage", "state"]
         )
         for stage in self.stages:
             up.add_metric([stage], float(self.state(stage) == "ready"))
@@ -309,77 +296,35 @@ class StageRegistry(Collector):
     def _lost(self, replica: Replica, now: float, silent_s: float) -> bool:
         return now - replica.seen > silent_s or replica.beat.busy_s > self._step_timeout_s
 
-    def _state(self, replica: Replica) -> StageState:
+    def _update(self) -> None:
+        """Find the states of all replicas again, from the first stage to the last."""
+        # Names that may become ready; none if there is nobody who must know them.
+        known: Set[str] | None = self._reached
+        for stage in STAGES:
+            replicas = self._replicas[stage].values()
+            for each in replicas:
+                each.state = self._state(each, known)
+            ready = [each for each in replicas if each.state == "ready"]
+            known = frozenset[str]().union(*(each.peers for each in ready)) if ready else None
+            self._states[stage] = Counter(each.state for each in replicas)
+            self._addresses[stage] = {each.name: each.beat.inbox for each in replicas if not each.down}
+            if ready:
+                self._missing_since[stage] = None
+            elif self._missing_since[stage] is None:
+                self._missing_since[stage] = self._clock()
+
+    def _state(self, replica: Replica, known: Set[str] | None) -> StageState:
         if replica.down:
             return "down"
-        if replica.beat.gateway != self._gateway:
-            return "starting"
-        if replica.stage == "thinker" and self._reached is not None and replica.name not in self._reached:
-            return "starting"
-        sender = _BEFORE.get(replica.stage)
-        if sender and self._states[sender]["ready"] and not self._senders[replica.stage][replica.name]:
-            # No sender knows it yet.
+        if replica.beat.gateway != self._gateway or (known is not None and replica.name not in known):
             return "starting"
         draining = replica.failed or (replica.beat.draining and not self.gateway_drains)
         return "draining" if draining else "ready"
 
-    def _settle(self, replica: Replica) -> None:
-        """Update a replica's state, and those of replicas it sends to."""
-        stage, before, now = replica.stage, replica.state, self._state(replica)
-        if now == before:
-            return
-        replica.state = now
-        self._states[stage][before] -= 1
-        self._states[stage][now] += 1
-        if self.state(stage) == "ready":
-            self._missing_since[stage] = None
-        elif self._missing_since[stage] is None:
-            self._missing_since[stage] = self._clock()
-        self._note_ready(replica, (now == "ready") - (before == "ready"))
-
-    def _note_ready(self, replica: Replica, change: int) -> None:
-        """A replica became ready (1) or ceased to be (-1)."""
-        following = NEXT.get(replica.stage)
-        if following is None or not change:
-            return
-        self._count_senders(following, replica.peers, change)
-        if self._states[replica.stage]["ready"] == max(change, 0):
-            # The first ready sender, or the last one, changes who counts as reachable.
-            for each in list(self._replicas[following].values()):
-                self._settle(each)
-
-    def _note_peers(self, replica: Replica, peers: frozenset[str]) -> None:
-        before, replica.peers, replica.reaches = replica.peers, peers, None
-        following = NEXT.get(replica.stage)
-        if following is not None and replica.state == "ready":
-            self._count_senders(following, peers - before, 1)
-            self._count_senders(following, before - peers, -1)
-
-    def _count_senders(self, stage: StageName, names: Iterable[str], change: int) -> None:
-        """One sender more or less knows these replicas."""
-        senders, replicas = self._senders[stage], self._replicas[stage]
-        for name in names:
-            senders[name] += change
-            if senders[name] == 0:
-                del senders[name]
-            if name in replicas:
-                self._settle(replicas[name])
-
-    def _mark(self, replica: Replica, down: bool) -> None:
-        replica.down = down
-        self._addresses.pop(replica.stage, None)
-        self._settle(replica)
-
-    def _stop_listening(self, replica: Replica) -> None:
-        place = replica.stage, replica.beat.inbox
-        if self._listeners.get(place) is replica:
-            del self._listeners[place]
-
     def _remove(self, replica: Replica) -> None:
-        self._mark(replica, down=True)
-        self._stop_listening(replica)
-        self._states[replica.stage]["down"] -= 1
+        replica.down = True
         del self._replicas[replica.stage][replica.name]
+        self._update()
 
     def _status(self, replica: Replica) -> StageStatus:
         beat = replica.beat

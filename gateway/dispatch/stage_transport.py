@@ -19,18 +19,14 @@ from shared.log import limited
 from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
-    AudioChunk,
     Closing,
-    CodecDelta,
     ControlToGateway,
     ControlToStage,
     Credit,
     Heartbeat,
     Mark,
-    RequestFailed,
     StageEvent,
     StageName,
-    TextDelta,
     ThinkerInput,
     control_identity,
 )
@@ -233,17 +229,9 @@ class StageTransport:
 
 def _speaker(event: StageEvent | Mark) -> Role:
     """The role whose key an event must come with."""
-    match event:
-        case TextDelta():
-            return "thinker"
-        case CodecDelta():
-            return "talker"
-        case AudioChunk():
-            return "token2wav"
-        case RequestFailed():
-            return event.stage
-        case Mark():
-            return next(role for role in ROLES if event.sender.startswith(f"{role}."))
+    if isinstance(event, Mark):
+        return next(role for role in ROLES if event.sender.startswith(f"{role}."))
+    return event.stage
 
 
 def _reachable(inbox: str, frame: zmq.Frame) -> str:

@@ -25,6 +25,7 @@ class IncomingUpload:
 
     Args:
         give_up: Called once with the reason if it is dropped; the caller must then discard what it received.
+        uncounted: Bytes up to which it is small, and not counted.
 
     Attributes:
         size: Bytes received.
@@ -34,8 +35,11 @@ class IncomingUpload:
         complete: It can no longer be dropped.
     """
 
-    def __init__(self, room: "UploadRoom", client: str, give_up: Callable[[RequestError], None]) -> None:
+    def __init__(
+        self, room: "UploadRoom", client: str, give_up: Callable[[RequestError], None], uncounted: int
+    ) -> None:
         self._room: Final = room
+        self._uncounted = uncounted
         self._give_up = give_up
         self._loop = asyncio.get_running_loop()
         self._began = self._last = self._loop.time()
@@ -63,12 +67,12 @@ class IncomingUpload:
         self._last = self._loop.time()
         self._roll(self._last)
         self._since += size
-        if self.size > PIECE_BYTES:
+        if self.size > self._uncounted:
             self._room.count(self, self.size - self.counted)
 
     def finish(self) -> bytearray:
         """The complete body, which stays counted until :meth:`close`; raises why the upload was dropped."""
-        self._stop()
+        self.stop_timing()
         if self.error is not None:
             raise self.error
         self.complete = True
@@ -77,7 +81,7 @@ class IncomingUpload:
 
     def close(self) -> None:
         """Stop counting; may be called again."""
-        self._stop()
+        self.stop_timing()
         self._room.forget(self)
 
     def give_up(self, error: RequestError) -> None:
@@ -119,7 +123,8 @@ class IncomingUpload:
             )
         )
 
-    def _stop(self) -> None:
+    def stop_timing(self) -> None:
+        """All has come: only where memory is short is it dropped."""
         if self._timer is not None:
             self._timer.cancel()
             self._timer = None
@@ -137,9 +142,11 @@ class UploadRoom:
         self.used = 0
         self._uploads: set[IncomingUpload] = set()
 
-    def open(self, client: str, give_up: Callable[[RequestError], None]) -> IncomingUpload:
+    def open(
+        self, client: str, give_up: Callable[[RequestError], None], uncounted: int = PIECE_BYTES
+    ) -> IncomingUpload:
         """Start an upload, which must be closed."""
-        upload = IncomingUpload(self, client, give_up)
+        upload = IncomingUpload(self, client, give_up, uncounted)
         self._uploads.add(upload)
         return upload
 

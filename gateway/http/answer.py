@@ -10,11 +10,13 @@ import msgspec
 from starlette.requests import Request
 from starlette.types import Receive
 
+from gateway.access.account import ClientAccount
 from gateway.http.body import read_body
 from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.fields import named
 from gateway.http.guards.guard import REQUEST_ID
+from gateway.manager import Gateway
 from gateway.requests.response_stream import ResponseStream
 from gateway.validation import SEED_BITS
 from omnirelay import error_codes
@@ -60,6 +62,19 @@ class HttpAnswer:
         self._names = names
         self._first: asyncio.Future[AnswerEvent] | None = None
 
+    @classmethod
+    async def to(
+        cls,
+        gateway: Gateway,
+        request: GenerateRequest,
+        account: ClientAccount,
+        names: Mapping[str, str | None],
+        near: str | None = None,
+    ) -> "HttpAnswer":
+        """Submit a request, as :meth:`gateway.manager.Gateway.submit`, and return its answer."""
+        with named(names):
+            return cls(await gateway.submit(request, account, near), names)
+
     @property
     def headers(self) -> dict[str, str]:
         """Headers that identify the request."""
@@ -95,28 +110,6 @@ class HttpAnswer:
                 return
             event = await self._next()
 
-    @asynccontextmanager
-    async def reading(self, receive: Receive) -> AsyncIterator[None]:
-        """Cancel the block if the client disconnects, and close the answer behind it.
-
-        Raises:
-            ClientGoneError: The client disconnected.
-        """
-        try:
-            async with while_connected(receive):
-                yield
-        finally:
-            self.close()
-
-    async def end(self, receive: Receive) -> DoneEvent:
-        """Wait for the last event, without those before it, and close the answer.
-
-        Raises:
-            ClientGoneError: The client disconnected.
-        """
-        async with self.reading(receive):
-            return await self.last()
-
     async def last(self) -> DoneEvent:
         """Wait for the last event, without those before it."""
         async for event in self:
@@ -148,18 +141,21 @@ def close_all(answers: Iterable[HttpAnswer]) -> None:
         answer.close()
 
 
+@asynccontextmanager
+async def reading(receive: Receive, *answers: HttpAnswer) -> AsyncIterator[None]:
+    """Cancel the block if the client disconnects, and close the answers behind it.
+
+    Raises:
+        ClientGoneError: The client disconnected.
+    """
+    try:
+        async with while_connected(receive):
+            yield
+    finally:
+        close_all(answers)
+
+
 async def begin(
-    context: HttpContext,
-    http: Request,
-    read: Callable[[bytearray], tuple[Options, GenerateRequest]],
-    names: Mapping[str, str | None],
-) -> tuple[Options, HttpAnswer]:
-    """Read and submit a request for one answer; as :func:`begin_all`."""
-    options, [answer] = await begin_all(context, http, read, names)
-    return options, answer
-
-
-async def begin_all(
     context: HttpContext,
     http: Request,
     read: Callable[[bytearray], tuple[Options, GenerateRequest]],
@@ -180,10 +176,9 @@ async def begin_all(
     answers: list[HttpAnswer] = []
     async with while_connected(http.receive):
         try:
-            with named(names):
-                for number in range(options.choices):
-                    stream = await context.gateway.submit(_seeded(request, number), account)
-                    answers.append(HttpAnswer(stream, names))
+            for number in range(options.choices):
+                choice = _seeded(request, number)
+                answers.append(await HttpAnswer.to(context.gateway, choice, account, names))
             # Also in the header of an error that comes before the first event.
             http.scope[REQUEST_ID] = answers[0].request_id
             # The gateway frees media when the request ends, which may be before the answer is sent.

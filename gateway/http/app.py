@@ -74,13 +74,8 @@ def make_app(context: HttpContext) -> Starlette:
     middleware.append(guard(check_key, context.access))
     sessions = Sessions(context)
     transcription, tokens = TranscriptionApi(context), TokensApi(context)
-    models, page, realtime, operations, responses = (
-        ModelsApi(context),
-        PageApi(config.page_origins),
-        RealtimeApi(context, sessions),
-        OperationsApi(context),
-        ResponsesApi(context),
-    )
+    models, operations, responses = ModelsApi(context), OperationsApi(context), ResponsesApi(context)
+    page, realtime = PageApi(config.page_origins), RealtimeApi(context, sessions)
     description = OpenApi(page)
     routes = [
         Route("/", page.index),

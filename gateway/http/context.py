@@ -10,6 +10,7 @@ from starlette.requests import HTTPConnection
 
 from gateway.access.access import Access
 from gateway.access.account import ClientAccount
+from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.encoding.audio import AudioPool
 from gateway.http.guards.guard import REQUEST_ID
@@ -37,6 +38,7 @@ class HttpContext:
         starters: Typed questions that the checkpoint brings for people who try it.
         random_weights: The checkpoint is untrained: its answers mean nothing.
         audio: Encodes speech.
+        parsing: Parses what is large: one thread, or several together would keep the event loop waiting.
         started: Unix time at which the gateway started.
         calls: The tasks of calls, which outlive the requests that begin them; cancelled at shutdown.
     """
@@ -50,6 +52,7 @@ class HttpContext:
     starters: Sequence[str] = ()
     random_weights: bool = False
     audio: AudioPool = field(default_factory=AudioPool)
+    parsing: FairThread = field(default_factory=lambda: FairThread("parsing"))
     started: int = field(default_factory=lambda: int(time.time()))
     calls: set[asyncio.Task[None]] = field(default_factory=set)
 

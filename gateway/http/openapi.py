@@ -25,6 +25,7 @@ from gateway.http.page import PageApi
 from gateway.http.page.reference import as_page
 from gateway.http.realtime.endpoint import ClientSecretFields
 from omnirelay.version import version
+from shared.docstrings import described_fields
 
 EVENTS: Final = "text/event-stream"
 FORM: Final = "multipart/form-data"
@@ -170,6 +171,11 @@ def _done(described: Described) -> dict[str, Any]:
 def _schemas() -> dict[str, Any]:
     """Schemas of all bodies: msgspec's, and what the endpoints read besides these structs."""
     found: dict[str, Any] = msgspec.json.schema_components(STRUCTS, ref_template=PLACE + "{name}")[1]
+    for struct in STRUCTS:
+        for name, said in described_fields(struct).items():
+            found[struct.__name__]["properties"][name]["description"] = said
+    for schema in found.values():
+        schema["description"] = schema.get("description", "").partition("\n\nAttributes:")[0]
     chat = found["ChatFields"]["properties"]
     chat["messages"]["items"] = _refers("Message")
     prompt = {"anyOf": [STRING, {"type": "array"}], "description": "A text, or token ids."}
@@ -183,7 +189,7 @@ def _schemas() -> dict[str, Any]:
     )
     found["ResponseFields"]["properties"] |= {name: chat[name] for name in sorted(CHATS)}
     form = found["TranscriptionFields"]
-    form["properties"]["file"] = BYTES
+    form["properties"]["file"] = BYTES | {"description": "The recording."}
     form["required"].append("file")
     found["CallFields"] = _object(["sdp"], sdp=STRING, session={"type": "object"})
     nullable = {"type": ["string", "null"]}

@@ -4,7 +4,6 @@ The functions are described in the system message; a call is JSON between two ma
 cannot be read stays text.
 """
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -36,15 +35,12 @@ For each function call, return a json object with function name and arguments wi
 {{"name": <function-name>, "arguments": <args-json-object>}}
 </tool_call>"""
 """As in the chat templates of Qwen2.5."""
-_GROUPS: Final = ("$defs", "definitions")
-_DEFINED: Final = re.compile(r"#/(?:\$defs|definitions)/([^/]+)")
-"""A reference to a definition of a schema."""
 _CALL: Final = '{"name":'
 """How a call without marks begins, white space apart."""
 
 
-def with_tools(request: GenerateRequest) -> tuple[GenerateRequest, "CallParser | None"]:
-    """Describe a request's functions in its messages; the parser, if any can be called, finds the calls.
+def with_tools(request: GenerateRequest) -> tuple[GenerateRequest, "CallParser"]:
+    """Describe a request's functions in its messages; the parser finds the calls in the answer.
 
     Raises:
         UnsupportedError: Speech is asked for, too.
@@ -59,7 +55,7 @@ def with_tools(request: GenerateRequest) -> tuple[GenerateRequest, "CallParser |
         raise InvalidRequestError(f"tools cannot be written as JSON: {error}", "tools") from error
     schema, asked = forced_schema(tools, choice), request.text_sampling.json_schema
     if not tools or choice == "none":
-        return bare, None
+        return bare, CallParser()
     if request.speech:
         raise UnsupportedError("tools are for answers in text only: calls would be spoken", "tools")
     if not request.messages:
@@ -72,9 +68,9 @@ def with_tools(request: GenerateRequest) -> tuple[GenerateRequest, "CallParser |
     return replace(bare, messages=explained(request.messages, tools), text_sampling=sampling), parser
 
 
-def with_calls(event: Event, parser: "CallParser | None") -> Event:
+def with_calls(event: Event, parser: "CallParser") -> Event:
     """Return an answer's event; the last one with the calls, and its text as the model reads it again."""
-    if parser is None or not isinstance(event, DoneEvent):
+    if not isinstance(event, DoneEvent):
         return event
     calls = [each for each in parser.push(event.text, last=True) if isinstance(each, Call)]
     return replace(event, text=parser.written(event.text), calls=calls)
@@ -123,7 +119,7 @@ def _any_of(functions: Sequence[Function], other: Any = None) -> str:
             "type": "object",
             "properties": {
                 "name": {"const": function.name},
-                "arguments": _moved(_parameters(function), f"{at}_", definitions),
+                "arguments": _moved(_parameters(function), f"function{at}", definitions),
             },
             "required": ["name", "arguments"],
             "additionalProperties": False,
@@ -131,7 +127,7 @@ def _any_of(functions: Sequence[Function], other: Any = None) -> str:
         for at, function in enumerate(functions)
     ]
     if other is not None:
-        schemas.append(_moved(other, "answer_", definitions))
+        schemas.append(_moved(other, "answer", definitions))
     whole = schemas[0] if len(schemas) == 1 else {"anyOf": schemas}
     return msgspec.json.encode(whole | ({"$defs": definitions} if definitions else {})).decode()
 
@@ -143,27 +139,24 @@ def _parameters(function: Function) -> dict[str, Any]:
     return function.parameters
 
 
-def _moved(schema: Any, prefix: str, definitions: dict[str, Any]) -> Any:
-    """Return a schema for a place within another, whose root gets its definitions under new names."""
-    if not isinstance(schema, dict):
-        return schema
+def _moved(schema: Any, name: str, definitions: dict[str, Any]) -> Any:
+    """Return a schema for a place within another: a definition of it, if it refers to its own parts."""
 
     def renamed(value: Any) -> Any:
         if isinstance(value, list):
             return [renamed(each) for each in value]
         if not isinstance(value, dict):
             return value
-        found = {name: renamed(each) for name, each in value.items()}
-        if isinstance(target := found.get("$ref"), str) and (local := _DEFINED.fullmatch(target)):
-            found["$ref"] = f"#/$defs/{prefix}{local[1]}"
+        found = {key: renamed(each) for key, each in value.items()}
+        if isinstance(target := found.get("$ref"), str) and target.startswith("#"):
+            found["$ref"] = f"#/$defs/{name}{target[1:]}"
         return found
 
-    kept = dict(schema)
-    for group in _GROUPS:
-        if isinstance(own := kept.get(group), dict):
-            definitions |= {f"{prefix}{name}": renamed(each) for name, each in own.items()}
-            del kept[group]
-    return renamed(kept)
+    moved = renamed(schema)
+    if moved == schema:
+        return schema
+    definitions[name] = moved
+    return {"$ref": f"#/$defs/{name}"}
 
 
 @dataclass
@@ -171,13 +164,13 @@ class CallParser:
     """Finds the calls in an answer that arrives in pieces.
 
     Attributes:
-        names: The functions that may be called.
+        names: The functions that may be called; without any, all is text.
         bare: Calls have no marks: the whole answer is one, or is a text.
         several: More than one call may be made; else further ones are dropped.
         calls: How many there were.
     """
 
-    names: frozenset[str]
+    names: frozenset[str] = frozenset()
     bare: bool = False
     several: bool = True
     calls: int = 0
@@ -193,6 +186,8 @@ class CallParser:
 
     def push(self, text: str, last: bool = False) -> list[str | Call]:
         """Return the next texts and calls."""
+        if not self.names:
+            return [text] if text else []
         self._held += text
         found: list[str | Call] = []
         if self.bare:

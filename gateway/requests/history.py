@@ -22,13 +22,19 @@ class RequestReport(msgspec.Struct, frozen=True, kw_only=True):
     """One request.
 
     Attributes:
-        stage: The first stage that has not finished, or had not when the request ended; none for a queued or
-            completed request.
+        id: The gateway's id of the request.
+        state: ``queued``, ``thinking``, ``talking``, ``synthesizing``, ``completed``, ``failed``,
+            ``cancelled`` or ``expired`` (states (docs/architecture.md#states)).
+        stage: The first unfinished stage, now or when the request ended. Null if queued or completed.
+        speech: Whether the request asks for speech.
         received: Unix time.
-        state_seconds: From then until each state was entered.
+        state_seconds: Seconds from ``received`` until each state was entered.
         prompt_tokens: As far as known.
-        resumes: Retries after a stage was lost or failed.
-        error: Code of the error that ended it.
+        text_tokens: So far.
+        codec_tokens: So far.
+        audio_seconds: So far.
+        resumes: How often the request was resumed (docs/lifecycle.md#attempts).
+        error: Code of its final error, or null.
     """
 
     id: str

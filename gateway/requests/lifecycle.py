@@ -75,7 +75,7 @@ class StateCounts(Collector):
 
     def collect(self) -> Iterable[GaugeMetricFamily]:
         """The metric of open requests."""
-        requests = GaugeMetricFamily("omnirelay_requests", "Open requests by state.", labels=["state"])
+        requests = GaugeMetricFamily("omnirelay_requests", "Open requests by `state`.", labels=["state"])
         for state in RequestState:
             if state not in ENDED:
                 requests.add_metric([state.value], self._counts[state])

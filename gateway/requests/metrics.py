@@ -1,4 +1,4 @@
-"""The gateway's metrics for Prometheus, described in docs/metrics.md."""
+"""The gateway's metrics for Prometheus."""
 
 import time
 from collections.abc import Callable, Iterable
@@ -64,65 +64,88 @@ class GatewayMetrics:
         self._counts = counts
         self.registry: Final = CollectorRegistry()
         self._outcomes = self._counter(
-            "requests", "Requests that ended.", outcome=(*sorted(state.value for state in ENDED), "refused")
+            "requests",
+            "Requests that ended, by `outcome`; `refused` ones were invalid or over a limit.",
+            outcome=(*sorted(state.value for state in ENDED), "refused"),
         )
         self._errors = self._counter(
             "client_errors",
-            "Errors sent to clients.",
+            "Errors sent to clients, by `interface` (TCP or HTTP) and error `code`.",
             interface=get_args(Interface),
             code=[error.code for error in TURNED_AWAY],
         )
-        self.restarts: Final = self._counter("stage_restarts", "Detected restarts of a stage.", stage=STAGES)
+        self.restarts: Final = self._counter("stage_restarts", "Replaced processes of a stage.", stage=STAGES)
         self.continued: Final = self._counter(
-            "requests_continued", "Requests that went on with a partial answer that their client had."
+            "requests_continued", "Requests that continued an answer whose connection was lost."
         )
         self.resumes: Final = self._counter(
             "request_resumes",
-            "Retries after a stage was lost or failed.",
+            "Resumed requests, by the stage that lost them and the `reason`; `left`: after its drain time; "
+            "`cut off`: its connection ended.",
             stage=STAGES,
             reason=get_args(Reason),
         )
         self._late = self._counter("heartbeats_late", "Late heartbeats of a stage.", stage=STAGES)
-        self.queue = self._histogram("queue_seconds", "Time in the queue.")
-        self.first_text = self._histogram("time_to_first_text_seconds", "Time to the first text.")
-        self.first_audio = self._histogram("time_to_first_audio_seconds", "Time to the first audio.")
+        self.queue = self._histogram("queue_seconds", "From a finished prompt to a place at the stages.")
+        self.first_text = self._histogram("time_to_first_text_seconds", "From a request to its first text.")
+        self.first_audio = self._histogram(
+            "time_to_first_audio_seconds", "From a request to its first audio."
+        )
         self.start_delay = self._histogram(
-            "start_delay_seconds", "Time that a client is advised to wait with the first audio.", DELAYS
+            "start_delay_seconds", "Time that clients are advised to wait with the first audio.", DELAYS
         )
-        self.request = self._histogram("request_seconds", "Time to the end of a completed request.")
+        self.request = self._histogram("request_seconds", "Time from a request until it was completed.")
         self.real_time = self._histogram(
-            "real_time_factor", "Processing time per second of speech.", FACTORS, speech=("short", "long")
+            "real_time_factor",
+            "Time at the stages per second of speech; `speech` is `long` from 3 s on, else `short`.",
+            FACTORS,
+            speech=("short", "long"),
         )
-        self.abort = self._histogram("abort_seconds", "Time until all stages had dropped an aborted request.")
+        self.abort = self._histogram("abort_seconds", "From an abort until the last stage confirmed it.")
         self.underruns = self._counter("playback_underruns", "Gaps in the playback of streamed speech.")
         self.silence = self._counter("playback_silence_seconds", "Length of those gaps.")
-        self.audio = self._counter("audio_seconds", "Speech sent to clients.")
+        self.audio = self._counter("audio_seconds", "Speech received from the stages.")
         self.prompt_tokens = self._counter("prompt_tokens", "Prompt tokens, media included.")
         self.prefills: Final = self._counter(
-            "early_prefills", "Beginnings of prompts that ended.", outcome=get_args(Outcome)
+            "early_prefills",
+            "Early prompts by `outcome`; `aborted` ones lost their recording, `skipped` ones found no room.",
+            outcome=get_args(Outcome),
         )
         self._turns = self._counter(
-            "realtime_turns", "Turns of realtime sessions that were detected.", event=get_args(TurnEvent)
+            "realtime_turns",
+            "Turns of realtime sessions by `event`; `timed_out`: nobody spoke; `answered_early`: in the "
+            "pause that ended the turn; `dropped_early`: so, but the user went on.",
+            event=get_args(TurnEvent),
         )
         self.sessions: Final = Gauge(
-            "omnirelay_realtime_sessions", "Open realtime sessions.", ["connection"], registry=self.registry
+            "omnirelay_realtime_sessions",
+            "Open realtime sessions; by `connection`, `detached` ones wait for their client.",
+            ["connection"],
+            registry=self.registry,
         )
         for connection in get_args(Connection):
             self.sessions.labels(connection)
         self.session_resumes: Final = self._counter(
             "realtime_resumes",
-            "Realtime sessions that another connection continued, or none.",
+            "Realtime sessions that lost their connection, by `outcome`; `taken_over`: before the gateway "
+            "noticed it; `expired`: no client came in time; `refused`: not the client's session.",
             outcome=get_args(ResumeOutcome),
         )
-        self._calls = self._counter("realtime_calls", "Calls by WebRTC that ended.", end=get_args(CallEnd))
-        self.turn_detection = self._counter(
-            "turn_detection_seconds", "Time of a core that the detection of turns took."
+        self.calls: Final = self._counter(
+            "realtime_calls",
+            "Ended calls, by `end`; `unconnected`: no media within 15 s; `time_limit`: also of idle calls; "
+            "`too_fast`: audio faster than speech; `too_slow`: events were not read.",
+            end=get_args(CallEnd),
         )
+        self.turn_detection = self._counter("turn_detection_seconds", "CPU time of turn detection.")
         self.turn_ends: Final = self._counter(
-            "turn_ends_heard", "Pauses in which the model of turns heard.", verdict=get_args(EndVerdict)
+            "turn_ends_heard",
+            "Pauses that the turn model heard, by `verdict`; silence ended the turn if it was "
+            "`late` (0.4 s), `busy` (16 others waited) or `failed`.",
+            verdict=get_args(EndVerdict),
         )
-        self.text_tokens = self._counter("text_tokens", "Generated text tokens.")
-        self.codec_tokens = self._counter("codec_tokens", "Generated codec tokens.")
+        self.text_tokens = self._counter("text_tokens", "Text tokens, end tokens included.")
+        self.codec_tokens = self._counter("codec_tokens", "Codec tokens.")
         for collector in (counts, *collectors):
             self.registry.register(collector)
         ProcessCollector(registry=self.registry)
@@ -141,10 +164,6 @@ class GatewayMetrics:
     def turn(self, event: TurnEvent) -> None:
         """A turn of a realtime session began or ended, or what else followed from turn detection."""
         self._turns.labels(event).inc()
-
-    def call_ended(self, end: CallEnd) -> None:
-        """A call ended; ``time_limit`` is that of calls, or of those in which nothing happens."""
-        self._calls.labels(end).inc()
 
     def heartbeat(self, stage: StageName, since_last_s: float | None, interval_s: float) -> None:
         """A heartbeat arrived."""

@@ -196,13 +196,6 @@ class RequestRecord:
             self.audio.ended = True
 
 
-def stage_of(delta: Delta) -> StageName:
-    """The stage that sends such messages."""
-    if isinstance(delta, TextDelta):
-        return "thinker"
-    return "talker" if isinstance(delta, CodecDelta) else "token2wav"
-
-
 def _check_next(stream: str, seq: int, expected: int, ended: bool) -> None:
     if ended:
         raise SequenceError(f"{stream} message {seq} came after the last one")

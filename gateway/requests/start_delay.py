@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Final, NamedTuple
 
+from omnirelay.status import CodecLimits
+from shared.messages import SAMPLE_RATE, SpeechSettings
+
 RESERVE: Final = 1.1
 """More than the estimate."""
 IGNORED_S: Final = 0.05
@@ -218,6 +221,15 @@ class AnswerPace:
             # A stream that was in time may have waited for others: how fast it can be is unknown.
             self._speaking = factor if self._late_s > late else min(1.0, factor)
             self._history.spoke(self._speaking)
+
+
+def pace_of(
+    history: SpeechHistory, speech: SpeechSettings | None, codec: CodecLimits, most_s: float
+) -> AnswerPace | None:
+    """The rates of an answer that begins; none without speech, or if that comes in one piece."""
+    if speech is None or not speech.streaming:
+        return None
+    return AnswerPace(history, SAMPLE_RATE / codec.frame_samples, codec.groups, most_s)
 
 
 def _high(values: Iterable[float], otherwise: float) -> float:

@@ -292,10 +292,10 @@ class Connection:
             del self._streams[client_id]
             stream.close()
 
-    async def _open(self, read: Reading) -> tuple[ResponseStream, CallParser | None] | ErrorEvent:
+    async def _open(self, read: Reading) -> tuple[ResponseStream, CallParser] | ErrorEvent:
         """Submit a request; an error event tells why it was rejected.  The parser finds an answer's calls."""
         try:
-            request, parser = await read(), None
+            request, parser = await read(), CallParser()
             if request.tools or request.tool_choice is not None:
                 # Schemas that a call must obey are read in Python, which takes up to a second.
                 request, parser = await asyncio.to_thread(with_tools, request)

@@ -52,7 +52,8 @@ class Incoming:
     def __init__(self, uploads: UploadRoom, share: str, max_bytes: int) -> None:
         self._max_bytes: Final = max_bytes
         self._whole: asyncio.Future[bytearray] = asyncio.get_running_loop().create_future()
-        self._upload = uploads.open(share, self._fail)
+        # A connection has many of them at a time: together small ones are not small.
+        self._upload = uploads.open(share, self._fail, uncounted=0)
 
     def add(self, piece: Piece) -> None:
         """Take a piece, unless the upload has failed."""

@@ -92,6 +92,11 @@ def _add_chat(commands: "Commands[argparse.ArgumentParser]") -> None:
             metavar="FILE",
             help=f"{kind} file or https: URL, sent before the text; may be repeated",
         )
+    parser.add_argument(
+        "--camera",
+        metavar="SOURCE",
+        help="send a picture of it with each message: /dev/video0, a file, a URL",
+    )
     parser.add_argument("--use-audio-in-video", action="store_true", help="use the videos' sound too")
     parser.add_argument("--text-only", action="store_true", help="no speech")
     parser.add_argument("--greedy", action="store_true", help="greedy decoding of text and speech")

@@ -2,8 +2,7 @@
 
 import argparse
 import asyncio
-import os
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Final
@@ -14,7 +13,6 @@ from omnirelay.cli.progress import ProgressLine
 from omnirelay.cli.target import Target, target_of
 from omnirelay.protocol import GenerateRequest
 from omnirelay.tasks import all_of
-from omnirelay.values import API_KEY_VARIABLE
 from ops import checkpoint
 from ops.batch.prompts import BatchJob, read_jobs
 from ops.batch.results import FAILURES, ResultFolder
@@ -93,7 +91,7 @@ def run(arguments: argparse.Namespace) -> int:
 def _run_with_own_stack(arguments: argparse.Namespace, tally: Tally) -> bool:
     config = load_config(arguments.config)
     checkpoint.prepare(config)
-    target = replace(own_target(config), api_key=os.environ.get(API_KEY_VARIABLE))
+    target = own_target(config)
     concurrency = arguments.concurrency or concurrency_of(config)
     batch = _Batch(arguments.prompts, arguments.out, arguments.text_only, concurrency)
     stack = Stack(config, arguments.config, hide)

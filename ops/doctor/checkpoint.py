@@ -8,12 +8,13 @@ from gateway.input.prompt import TEMPLATE_FILES
 from omnirelay.cli.output import mebibytes
 from omnirelay.errors import CheckpointAccessError, CheckpointError
 from ops.doctor.finding import Finding, ok, problem, warning
-from services.families.known import family_of, read_config
+from services.families.known import family_of
 from services.families.sizes import Model, read_model
 from shared.checkpoints import (
     TOKENIZER_FILES,
     find_model,
     is_hub_id,
+    read_config,
     require_readable,
     weight_files,
 )

@@ -73,7 +73,7 @@ class Examination:
         try:
             config = load_config(self._config_path)
         except ConfigError as error:
-            advice = "correct it: docs/configuration.md lists every key"
+            advice = "correct it: `omnirelay config init` lists every key"
             self._findings.append(problem("configuration", str(error), advice))
             return None
         if self._config_path is not None and holds_nothing(self._config_path):

@@ -8,14 +8,12 @@ import sys
 import tempfile
 from collections.abc import Mapping
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any, Final
 
 import yaml
 
 from omnirelay.errors import GatewayUnreachableError, MessageError, OutputError, StageStartError
-from omnirelay.values import API_KEY_VARIABLE
 from ops.child import STOP_S, Child, last_words
 from ops.launcher import FAREWELL_S, POLL_S
 from ops.target import own_target
@@ -52,9 +50,9 @@ class OwnStack:
             self._values = read_values()
             # Explicit addresses of the environment are those of another stack.
             for changes in (_addresses(self._folder, held), configuration, chosen):
-                self._values = _merged(self._values, changes)
+                self._values = merged(self._values, changes)
             self.config: Final = check_values(self._values, "the options of the stack")
-            self.target: Final = replace(own_target(self.config), api_key=os.environ.get(API_KEY_VARIABLE))
+            self.target: Final = own_target(self.config)
             self._keeps_log = log is not None
             self.log: Final = Path(log) if log is not None else self._folder.with_suffix(".log")
             self._file: Final = held.enter_context(_opened(self.log))
@@ -122,11 +120,11 @@ def _addresses(folder: Path, held: ExitStack) -> dict[str, Any]:
     return {"gateway": gateway, "stages": stages}
 
 
-def _merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
+def merged(values: Mapping[str, Any], changes: Mapping[str, Any]) -> dict[str, Any]:
     """Values with changes, section by section."""
-    merged = dict(values)
+    whole = dict(values)
     for key, change in changes.items():
-        known = merged.get(key)
+        known = whole.get(key)
         both = isinstance(known, Mapping) and isinstance(change, Mapping)
-        merged[key] = _merged(known, change) if both else change  # type: ignore[arg-type]  # both are
-    return merged
+        whole[key] = merged(known, change) if both else change  # type: ignore[arg-type]  # both are
+    return whole

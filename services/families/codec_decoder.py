@@ -3,7 +3,7 @@
 The angles of M-RoPE are computed once a step, for all layers.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar
 
 import torch
@@ -15,6 +15,7 @@ from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
 from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.sequence import IntermediateTensors
 
+from omnirelay.errors import CheckpointError
 from shared.vllm.conditioning import ConditioningStore
 
 
@@ -52,6 +53,20 @@ class StepRotary(RotaryEmbedding):
         self.cos_sin_cache[:count, :pairs] = angles.cos()
         self.cos_sin_cache[:count, pairs:] = angles.sin()
         return self.rows[:count]
+
+
+_OF_MROPE = ("mrope_section", "mrope_interleaved", "interleaved")
+"""Taken out before vLLM sees them: it would compute positions of media of its own."""
+
+
+def default_rope(parameters: Mapping[str, Any] | None) -> dict[str, Any]:
+    """A talker's rope parameters without its M-RoPE; raises CheckpointError if they scale."""
+    rope = {name: value for name, value in (parameters or {}).items() if name not in _OF_MROPE}
+    if rope.get("rope_type", "default") != "default":
+        raise CheckpointError(
+            f"config.json: the rope_type of talker_config is {rope.get('rope_type')!r}, not 'default'"
+        )
+    return rope
 
 
 def in_sections(sections: Sequence[int]) -> list[int]:
@@ -112,13 +127,34 @@ class CodecDecoder(nn.Module):
         silent = (input_ids == self._silent_id).unsqueeze(-1)
         return self.model.embed_tokens(input_ids).masked_fill(silent, 0)
 
-    def decode(
-        self, embeds: torch.Tensor, position_ids: torch.Tensor, parts: IntermediateTensors | None
+    def forward(
+        self,
+        input_ids: torch.Tensor,
+        positions: torch.Tensor,
+        intermediate_tensors: IntermediateTensors | None = None,
+        inputs_embeds: torch.Tensor | None = None,  # noqa: ARG002 - part of vLLM's interface
+        **_: object,
     ) -> torch.Tensor | IntermediateTensors:
-        """Last hidden states ``[n, hidden]`` of inputs ``[n, hidden]`` at M-RoPE ids ``[3, n]``."""
+        """Last hidden states ``[n, hidden]`` of codec ids ``[n]``."""
+        conditioning = self.conditioning.read_batch(input_ids.shape[0])
+        if conditioning is None:
+            # Only while vLLM measures memory: the rows bring their own positions.
+            embeds, ids = self.embed_input_ids(input_ids), positions.expand(3, -1)
+        else:
+            rows, ids = conditioning
+            embeds = self.embed_frames(input_ids, ids[3:]) + rows
         inputs = self.inputs[: embeds.shape[0]]
-        inputs.copy_(embeds)
-        return self.model(None, self.rotary.begin(position_ids), parts, inputs)
+        inputs.copy_(self.project(embeds))
+        return self.model(None, self.rotary.begin(ids[:3]), intermediate_tensors, inputs)
+
+    def project(self, embeds: torch.Tensor) -> torch.Tensor:
+        """Make the decoder's input ``[n, hidden]`` of a sum of embeddings and rows."""
+        return embeds
+
+    def embed_frames(self, input_ids: torch.Tensor, further_ids: torch.Tensor) -> torch.Tensor:
+        """Embeddings of frames with their further ids ``[groups - 1, n]``, here of none."""
+        del further_ids
+        return self.embed_input_ids(input_ids)
 
     def compute_logits(self, hidden_states: torch.Tensor) -> torch.Tensor | None:
         """Codec logits ``[n, vocabulary]``, of which only codes and end tokens can be drawn."""

@@ -1,11 +1,13 @@
 """What a model family is."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from omnirelay.errors import CheckpointError
 from shared.messages import StageName
 
 if TYPE_CHECKING:
@@ -44,8 +46,8 @@ class Family:
     its environment is prepared.  ``check_files``, which loads no model, and ``paged``, what the KV caches
     hold by the content of ``config.json``, raise CheckpointError.
 
-    ``models`` says where vLLM's worker processes find the models, ``module:class``, by architecture.  A
-    program that brings a family of its own needs an entry point for that, as :mod:`services.plugin` is one.
+    ``models`` says where vLLM's worker processes find the models, ``module:class``, by architecture
+    (:mod:`services.plugin`).
     """
 
     model_type: str
@@ -60,11 +62,42 @@ class Family:
     token2wav: "Callable[[], SynthesisFamily]"
 
 
+def sizes_of(config: Mapping[str, Any] | None, names: Mapping[str, str]) -> dict[str, int]:
+    """The sizes that a part of ``config.json`` has, by what errors call them."""
+    return {name: int(config[key]) for key, name in names.items() if config and key in config}
+
+
+def encoders_divided(thinker: Mapping[str, Any]) -> dict[str, int]:
+    """Sizes of the encoders that ``tensor_parallel_size`` must divide."""
+    audio = sizes_of(thinker.get("audio_config"), {"encoder_attention_heads": "audio encoder's heads"})
+    return audio | sizes_of(thinker.get("vision_config"), {"num_heads": "image encoder's heads"})
+
+
+def decoder_paged(
+    config: Mapping[str, Any], row: int, divided: Mapping[str, int], step: int = 0, media: int = 0
+) -> Paged:
+    """What a decoder of these sizes keeps for each position, with a conditioning row of ``row`` numbers."""
+    heads = int(config["num_key_value_heads"])
+    keys_and_values = 2 * int(config["num_hidden_layers"]) * heads * head_size(config)
+    positions = int(config["max_position_embeddings"])
+    return Paged(positions, keys_and_values + row, row, divided, heads, step, media)
+
+
+def head_size(config: Mapping[str, Any]) -> int:
+    """Numbers of an attention head."""
+    return int(config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"])
+
+
+@contextmanager
+def reading_config() -> Iterator[None]:
+    """Turn what values that are missing or strange raise within into CheckpointError."""
+    try:
+        yield
+    except (KeyError, TypeError, ValueError, AttributeError, ZeroDivisionError) as error:
+        raise CheckpointError(f"config.json lacks a value, or has a strange one: {error!r}") from error
+
+
 def part(path: str) -> Callable[[], Any]:
     """What loads a stage's part of a family, ``module:name``, with PyTorch and vLLM, when it is called."""
     module, _, name = path.partition(":")
     return lambda: getattr(import_module(module), name)
-
-
-Families = Mapping[str, Family]
-"""Families by their ``model_type``."""

@@ -6,9 +6,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TypeVar
 
-from services.families.family import Families
-from services.families.known import FAMILIES, family_of, read_config
+from services.families.known import family_of
 from services.families.sizes import Model, dtype_of, need_of, read_model, require_divisible, require_one_dtype
+from shared.checkpoints import read_config
 from shared.config import Config, StageConfig
 from shared.devices import Gpu
 from shared.messages import StageName
@@ -19,9 +19,7 @@ S = TypeVar("S", bound=StageConfig)
 
 
 @contextmanager
-def placed(
-    config: Config, name: StageName, stage: S, directory: Path, families: Families = FAMILIES
-) -> Iterator[S]:
+def placed(config: Config, name: StageName, stage: S, directory: Path) -> Iterator[S]:
     """Load a stage's engine in this context: no other one loads on its GPUs meanwhile.
 
     Gives the stage's configuration, with its share of a GPU that other processes compute on too.
@@ -38,10 +36,10 @@ def placed(
     told = read_config(directory)
     require_one_dtype(config, dtype_of(told))
     if parallel(config, name) > 1:
-        require_divisible(config, name, family_of(told, families).paged(told)[name])
+        require_divisible(config, name, family_of(told).paged(told)[name])
     gpus = visible_gpus()[: parallel(config, name)]
     if gpus and config.share_gpus:
-        model = read_model(directory, families, config.served_stages)
+        model = read_model(directory, config.served_stages)
         share = share_of(config, name, model, gpus, inherited_devices())
         stage = stage if share is None else with_share(stage, share, gpus)
     with loading_alone(gpus):

@@ -6,8 +6,9 @@ from pathlib import Path
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError, ConfigError
-from services.families.family import Families, Paged, SynthesisBytes
-from services.families.known import FAMILIES, family_of, read_config
+from services.families.family import Paged, SynthesisBytes
+from services.families.known import family_of
+from shared.checkpoints import read_config
 from shared.config import Config
 from shared.devices import Gpu
 from shared.messages import STAGES, StageName
@@ -35,13 +36,13 @@ class Model:
     quantization: str | None = None
 
 
-def read_model(directory: Path, families: Families = FAMILIES, stages: Sequence[StageName] = STAGES) -> Model:
+def read_model(directory: Path, stages: Sequence[StageName] = STAGES) -> Model:
     """Read what a checkpoint's files say; raises CheckpointError if one cannot be read, or lacks weights.
 
     Weights are missed of those stages that are served.
     """
     config = read_config(directory)
-    family = family_of(config, families)
+    family = family_of(config)
     found = read_weights(directory)
     elements: dict[str, int] = {stage: found.elements.get(family.weights[stage], 0) for stage in STAGES}
     packed: dict[str, int] = {stage: found.packed.get(family.weights[stage], 0) for stage in STAGES}

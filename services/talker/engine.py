@@ -7,10 +7,11 @@ from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.talker.family import SpeechRules, TalkerFamily
-from services.talker.scheduler import PLAYBACK_MARGIN_KEY, TalkerScheduler
+from services.talker.scheduler import TalkerScheduler
 from services.talker.warm_up import warm_up
 from shared.config import TalkerConfig
 from shared.messages import SAMPLE_RATE
+from shared.vllm.generating import PLAYBACK_MARGIN_KEY
 from shared.vllm.platform import build_engine
 from shared.vllm.sampling.drawing import DrawProcessor
 from shared.vllm.sampling.repetition import RepetitionProcessor
@@ -34,7 +35,7 @@ def build_talker(family: TalkerFamily, model: Path, config: TalkerConfig) -> tup
         additional_config={PLAYBACK_MARGIN_KEY: config.playback_margin_s},
     )
     rules = family.speech(engine.model_config.hf_config)
-    engine.engine_core.engine_core.scheduler.pieces.heard_s = rules.codec.frame_samples / SAMPLE_RATE
+    engine.engine_core.engine_core.scheduler.heard_s = rules.codec.frame_samples / SAMPLE_RATE
     if not current_platform.is_cpu():
         warm_up(engine, rules)
     return engine, rules

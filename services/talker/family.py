@@ -7,19 +7,8 @@ from typing import Any, Protocol
 import torch
 from torch import nn
 
-from omnirelay.status import CodecDefaults
+from omnirelay.status import CodecLimits
 from shared.vllm.conditioning import ConditioningStore
-
-
-@dataclass(frozen=True)
-class CodecSpec:
-    """The codec tokens of a checkpoint."""
-
-    frame_samples: int  # Samples that a frame lasts
-    groups: int  # Ids of a frame, one of each code book; vLLM samples the first, the model gives the others
-    ids: int  # Every id that token2wav can synthesize is smaller
-    codes_per_message: int  # Frames that token2wav can begin with; fewer are sent at the end alone
-    trimmed_samples: int = 0  # So much shorter than its frames is a stream, at its beginning
 
 
 @dataclass(frozen=True)
@@ -27,11 +16,11 @@ class SpeechRules:
     """How a checkpoint speaks."""
 
     row_width: int  # Elements of a conditioning row
-    start_positions: int  # Positions of the talker's prompt behind those of the thinker's prompt
     prompt: Callable[[int, str], list[int]]  # By the number of rows before the start positions, and the voice
     end_tokens: list[int]  # Ids that end the speech; no id of a code is among them
-    codec: CodecSpec
-    defaults: CodecDefaults  # How codec tokens are sampled, unless the client says so
+    ids: int  # Every codec id that token2wav can synthesize is smaller
+    codes_per_message: int  # Frames that token2wav can begin with; fewer are sent at the end alone
+    codec: CodecLimits  # Of a frame's ids, vLLM samples the first, and the model gives the others
 
 
 class TalkerModel(Protocol):

@@ -21,7 +21,7 @@ from omnirelay.errors import (
 )
 from omnirelay.status import CodecLimits
 from services.talker.engine import build_talker
-from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
+from services.talker.family import SpeechRules, TalkerFamily
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
@@ -42,7 +42,7 @@ from shared.messages import (
     Token2WavInput,
 )
 from shared.metrics import gauge
-from shared.stage.playback import PlaybackClock
+from shared.playback import PlaybackClock
 from shared.stage.resume import check_resumed
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
@@ -95,7 +95,7 @@ class TalkerService:
         self._engine: LLMEngine
         self._rules: SpeechRules
         self._engine, self._rules = build_talker(family, model, config)
-        self._codec: CodecSpec = self._rules.codec
+        self._codec: CodecLimits = self._rules.codec
         self.model_time = watch_model(self._engine)
         self._workers = Workers(self._engine)
         self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
@@ -106,13 +106,7 @@ class TalkerService:
         self._steps = 0
         self.limits = StageLimits(
             max_positions=self._engine.model_config.max_model_len,
-            codec=CodecLimits(
-                frame_samples=self._codec.frame_samples,
-                trimmed_samples=self._codec.trimmed_samples,
-                groups=self._codec.groups,
-                start_positions=self._rules.start_positions,
-                defaults=self._rules.defaults,
-            ),
+            codec=self._codec,
             batch=self._engine.vllm_config.scheduler_config.max_num_seqs,
         )
 
@@ -184,7 +178,7 @@ class TalkerService:
         yield from self._scheduler.collect(self.name)
         yield gauge(
             "omnirelay_conditioning_rows_held",
-            "Conditioning rows that the talker holds for its requests now.",
+            "Conditioning rows that the talker holds for requests.",
             [({"stage": self.name}, self._scheduler.held_rows)],
         )
 
@@ -193,7 +187,7 @@ class TalkerService:
             raise RepeatedMessageError(f"request {message.request_id} is in work already")
         self.traces.begin(message.request_id, message.traceparent, "wait_rows")
         resume = message.resume or ResumedSpeech()
-        prompt_positions = message.prompt_tokens + self._rules.start_positions
+        prompt_positions = message.prompt_tokens + self._codec.start_positions
         room = self.limits.max_positions - prompt_positions
         frames = self._resumed_frames(resume, min(message.speech.sampling.max_tokens, max(room, 1)))
         if resume.finish_reason is not None:
@@ -217,7 +211,8 @@ class TalkerService:
         ]
         engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         clock = PlaybackClock(message.speech.streaming)
-        self._scheduler.attach(engine_id, track, clock)
+        self._scheduler.attach(engine_id, clock)
+        self._scheduler.condition(engine_id, track)
         receivers = (self._token2wav, self._gateway)
         self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
         if message.route is not None and self.name in message.route.alone:
@@ -241,12 +236,12 @@ class TalkerService:
             resume.finish_reason,
             most=most,
             end_tokens=self._rules.end_tokens,
-            vocabulary=self._codec.ids,
+            vocabulary=self._rules.ids,
             keeps_end=False,
         )
-        if groups > 1 and codes and max(codes) >= self._codec.ids:
+        if groups > 1 and codes and max(codes) >= self._rules.ids:
             raise InvalidRequestError(
-                f"resume.codec_token_ids: token {max(codes)} lies outside the code books of {self._codec.ids}"
+                f"resume.codec_token_ids: token {max(codes)} lies outside the code books of {self._rules.ids}"
             )
         return frames
 
@@ -318,7 +313,7 @@ class TalkerService:
         speech.made += len(codes)
         speech.clock.made(len(codes) * self._codec.frame_samples / SAMPLE_RATE)
         speech.unsent += _frames(speech.track, before, codes) if self._codec.groups > 1 else codes
-        whole = self._codec.codes_per_message
+        whole = self._rules.codes_per_message
         if reason is None and speech.made // whole == before // whole:
             return
         request_id, seq, codes = speech.request_id, speech.seq, speech.unsent

@@ -2,6 +2,7 @@
 
 from typing import Final
 
+import msgspec
 import torch
 from vllm.inputs import tokens_input
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -10,7 +11,7 @@ from services.talker.family import SpeechRules
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.messages import Sampling
-from shared.stage.playback import PlaybackClock
+from shared.playback import PlaybackClock
 from shared.vllm.first_steps import first_steps, run_requests
 from shared.vllm.sampling.generation import sampling_params, submit
 from shared.vllm.tensors import pack_rows
@@ -25,15 +26,8 @@ def warm_up(engine: LLMEngine, rules: SpeechRules) -> None:
 
     Raises StageStartError if one failed.
     """
-    defaults = rules.defaults
-    drawn = Sampling(
-        max_tokens=_FRAMES,
-        min_tokens=_FRAMES,
-        temperature=defaults.temperature,
-        top_k=defaults.top_k,
-        top_p=defaults.top_p,
-        repetition_penalty=defaults.repetition_penalty,
-    )
+    defaults = msgspec.structs.asdict(rules.codec.defaults)
+    drawn = Sampling(max_tokens=_FRAMES, min_tokens=_FRAMES, **defaults)
     greedy = Sampling(max_tokens=_FRAMES, min_tokens=_FRAMES)
     with first_steps(engine):
         for count in _AT_ONCE:
@@ -54,4 +48,5 @@ def _submit(engine: LLMEngine, rules: SpeechRules, name: str, sampling: Sampling
     # What the tokens are does not matter: each has an embedding.
     prompt = tokens_input(rules.end_tokens[:1] * _POSITIONS)
     engine_id = submit(engine, name, prompt, params, priority=0)
-    scheduler.attach(engine_id, track, PlaybackClock(streaming=False))
+    scheduler.attach(engine_id, PlaybackClock(streaming=False))
+    scheduler.condition(engine_id, track)

@@ -1,12 +1,11 @@
 """``python -m services.thinker --config FILE`` runs the thinker."""
 
-from functools import partial
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
-from services.families.family import Families
-from services.families.known import FAMILIES, family_of, read_config, require_family
+from services.families.known import family_of, require_family
 from services.families.placement import placed
+from shared.checkpoints import read_config
 from shared.config import Config
 from shared.messages import TalkerInput, ThinkerInput
 from shared.stage.gateways import GatewayQueues
@@ -21,24 +20,17 @@ def build(
     model: Path,
     context: Context,
     gateway: GatewayQueues,
-    families: Families = FAMILIES,
 ) -> tuple[StageService[Any], PeerQueues[Any] | None]:
     """Make the thinker's service."""
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 
     give_back_large_blocks()
     most_bytes = config.stages.talker.max_payload_bytes
-    family = family_of(read_config(model), families).thinker()
+    family = family_of(read_config(model)).thinker()
     talker: PeerQueues[TalkerInput] = PeerQueues(context, "talker", gateway.sending)
-    with placed(config, "thinker", config.stages.thinker, model, families) as stage:
+    with placed(config, "thinker", config.stages.thinker, model) as stage:
         return ThinkerService(family, model, stage, gateway, talker, config.media, most_bytes), talker
 
 
-def main(families: Families = FAMILIES) -> NoReturn:
-    """Run the thinker with these model families."""
-    check = partial(require_family, families=families)
-    run_stage("thinker", ThinkerInput, partial(build, families=families), check)
-
-
 if __name__ == "__main__":
-    main()
+    run_stage("thinker", ThinkerInput, build, require_family)

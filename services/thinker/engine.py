@@ -6,13 +6,13 @@ from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from services.thinker.blocks import hash_replies_apart
 from services.thinker.family import SpeechWriter, ThinkerFamily
 from services.thinker.media.rules import MediaRules
 from services.thinker.penalties import AnswerPenalties
-from services.thinker.scheduler import PLAYBACK_MARGIN_KEY, ThinkerScheduler
+from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.warm_up import warm_up
 from shared.config import MediaConfig, ThinkerConfig
+from shared.vllm.generating import PLAYBACK_MARGIN_KEY
 from shared.vllm.platform import build_engine
 from shared.vllm.sampling.drawing import DrawProcessor
 from shared.vllm.sampling.repetition import RepetitionProcessor
@@ -47,11 +47,7 @@ def build_thinker(
     )
     rules = family.media(engine, media)
     core = engine.engine_core.engine_core
-    core.scheduler.pieces.heard_s = 1 / family.rows_per_s
-    if core.request_block_hasher is not None:
-        core.request_block_hasher = hash_replies_apart(
-            core.request_block_hasher, core.scheduler.hash_block_size, rules.positions
-        )
+    core.scheduler.heard_s = 1 / family.rows_per_s
     if not current_platform.is_cpu():
         warm_up(engine, rules, family.end_tokens(engine.model_config.hf_config))
     return engine, rules

@@ -10,25 +10,8 @@ from vllm.v1.engine.llm_engine import LLMEngine
 
 from services.thinker.media.rules import MediaRules
 from services.thinker.speaking import SpeakingModel
+from services.thinker.track import TrackWriter
 from shared.config import MediaConfig
-from shared.messages import ConditioningRows
-
-
-class TrackWriter(Protocol):
-    """Turns the thinker's rows of one request into the rows that the talker is conditioned on."""
-
-    request_id: str
-    prompt_rows: int
-    """Rows of the prompt: what :attr:`SpeechStart.prompt_tokens` says."""
-
-    def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """The message for rows ``[m, width]`` from position ``start`` on, whose position ids are ``[3, m]``.
-
-        Rows come in order, without gap; the message has at most :attr:`SpeechWriter.further_rows` more.
-        """
-
-    def close(self) -> ConditioningRows:
-        """Make the last message."""
 
 
 class SpeechWriter(Protocol):

@@ -5,8 +5,8 @@ from collections.abc import Callable
 import torch
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from services.thinker.family import TrackWriter
 from services.thinker.scheduler import ThinkerScheduler
+from services.thinker.track import TrackWriter
 from shared.messages import ConditioningRows, TalkerInput
 from shared.stage.service import Failures
 from shared.transport.routing import Outlet

@@ -1,6 +1,5 @@
 """The thinker's scheduler: autoregressive, and it knows which conditioning rows a step computed."""
 
-import math
 import time
 from dataclasses import dataclass
 from functools import partial
@@ -8,17 +7,11 @@ from typing import Any, Final
 
 import torch
 from vllm.v1.core.sched.output import SchedulerOutput
-from vllm.v1.engine import EngineCoreOutputs
-from vllm.v1.outputs import ModelRunnerOutput
 from vllm.v1.request import Request
 
-from shared.stage.playback import PlaybackClock, has_slack
-from shared.vllm.conditioning import SlotMap
-from shared.vllm.pieces import PromptPieces
+from shared.vllm.generating import GeneratingScheduler
 from shared.vllm.sampling.arguments import arguments_of
-from shared.vllm.scheduling import StageScheduler
 
-PLAYBACK_MARGIN_KEY: Final = "playback_margin_s"
 EARLY_PRIORITY: Final = 10_000
 """Of prompts that are computed ahead of their requests: behind any request."""
 EARLY_STEP_TOKENS: Final = 512
@@ -41,7 +34,7 @@ class ThinkerStep(SchedulerOutput):
     row_slots: torch.Tensor | None = None
 
 
-class ThinkerScheduler(StageScheduler):
+class ThinkerScheduler(GeneratingScheduler):
     """vLLM's scheduler, which notes for each step the rows that became readable.
 
     A row is read once: the first time that its position is computed, or found in the prefix cache.
@@ -56,21 +49,8 @@ class ThinkerScheduler(StageScheduler):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self._slot_map = SlotMap(self.kv_cache_config, self.kv_cache_manager)
         self._read_until: dict[str, int] = {}
         self._reads: list[RowRead] = []
-        self._clocks: dict[str, PlaybackClock] = {}
-        self._margin_s = float(self.vllm_config.additional_config[PLAYBACK_MARGIN_KEY])
-        self.pieces = PromptPieces(self)
-
-    def forget_steps(self) -> None:
-        """See :meth:`StageScheduler.forget_steps`."""
-        super().forget_steps()
-        self.pieces.forget_steps()
-
-    def attach(self, engine_id: str, clock: PlaybackClock) -> None:
-        """Say when a request is due; right after it was added."""
-        self._clocks[engine_id] = clock
 
     def schedule(self, throttle_prefills: bool = False) -> ThinkerStep:
         """Schedule a step of the requests whose talker keeps up, and note its rows."""
@@ -81,22 +61,15 @@ class ThinkerScheduler(StageScheduler):
                 self.running.remove(request)
                 self._preempt_request(request, time.monotonic())
         ready = [request for request in self.running if self.may_run(request)]
-        soon = time.monotonic() + self._margin_s if self._margin_s else -math.inf
-        spoken = [each for each in ready if _wants_rows(each) and self._due(each) <= soon]
+        spoken = self.urgent(filter(_wants_rows, ready))
         if spoken:
-            ahead = has_slack({each.request_id: self._due(each) for each in ready}, self._margin_s)
-            ready = [request for request in ready if request.request_id not in ahead]
-        scheduled = {request.request_id for request in ready}
-        self.pass_over([request for request in self.running if request.request_id not in scheduled])
-        self.pieces.cut(ready, spoken)
-        if not requests_run:
-            self.max_num_scheduled_tokens: int = min(self.max_num_scheduled_tokens, EARLY_STEP_TOKENS)
-        output = super().schedule(throttle_prefills)
+            ready = self.without_ahead(ready)
+        most = None if requests_run else EARLY_STEP_TOKENS
+        output = self.schedule_only(ready, spoken, throttle_prefills, most)
         for engine_id in output.num_scheduled_tokens:
             request = self.requests[engine_id]
             if _wants_rows(request):
                 self.prepare(engine_id, partial(self._note, request))
-        self.pieces.begin()
         slots = torch.cat([read.slots for read in self._reads]) if self._reads else None
         return ThinkerStep(**vars(output), row_slots=slots)
 
@@ -117,23 +90,10 @@ class ThinkerScheduler(StageScheduler):
         running = sum(is_early(request) for request in self.running)
         return running, early - running
 
-    def update_from_output(
-        self, scheduler_output: SchedulerOutput, model_runner_output: ModelRunnerOutput
-    ) -> dict[int, EngineCoreOutputs]:
-        """Take what a step computed, and how long it took."""
-        self.pieces.end(scheduler_output)
-        outputs: dict[int, EngineCoreOutputs] = super().update_from_output(
-            scheduler_output, model_runner_output
-        )
-        return outputs
-
     def take_reads(self) -> list[RowRead]:
         """The rows that the last step made readable, which it has read; to be taken before the next one."""
         reads, self._reads = self._reads, []
         return reads
-
-    def _due(self, request: Request) -> float:
-        return self._clocks[request.request_id].due
 
     def _requests_can_run(self) -> bool:
         may_run = super().may_run
@@ -144,13 +104,12 @@ class ThinkerScheduler(StageScheduler):
         stop = request.num_computed_tokens
         if stop <= start:
             return
-        slots = self._slot_map.slots(request.request_id, start, stop)
+        slots = self.slot_map.slots(request.request_id, start, stop)
         self._reads.append(RowRead(request.request_id, start, slots))
         self._read_until[request.request_id] = stop
 
     def _free_request(self, request: Request, *args: Any, **kwargs: Any) -> Any:
         self._read_until.pop(request.request_id, None)
-        self._clocks.pop(request.request_id, None)
         return super()._free_request(request, *args, **kwargs)
 
 

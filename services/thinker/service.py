@@ -24,7 +24,7 @@ from omnirelay.errors import (
 )
 from services.thinker.blocks import salted
 from services.thinker.engine import build_thinker, speech_writer
-from services.thinker.family import ThinkerFamily, TrackWriter
+from services.thinker.family import ThinkerFamily
 from services.thinker.grammars.compiler import Grammars
 from services.thinker.media.preparer import EARLY_RETRY_MS, MediaPreparer
 from services.thinker.media.rules import check_encodable, check_placeholders
@@ -33,6 +33,7 @@ from services.thinker.rows import RowSender
 from services.thinker.sampling import text_params
 from services.thinker.scheduler import EARLY_PRIORITY, ThinkerScheduler
 from services.thinker.text_sender import Generation, TextSender
+from services.thinker.track import TrackWriter
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
     FinishReason,
@@ -48,7 +49,7 @@ from shared.messages import (
 )
 from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.metrics import counter
-from shared.stage.playback import PlaybackClock
+from shared.playback import PlaybackClock
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
@@ -313,8 +314,8 @@ class ThinkerService:
     def _check_early(self, message: ThinkRequest) -> None:
         if message.speech is not None or message.resume is not None:
             raise InvalidRequestError("early: nothing is generated that is spoken, or resumed")
-        sound = self._media.placeholders.get("audio")
-        if message.early == "recording" and not (message.media and message.prompt_token_ids[-1] == sound):
+        going_on = [self._media.placeholders.get(kind) for kind in ("audio", "video")]
+        if message.early == "recording" and not (message.media and message.prompt_token_ids[-1] in going_on):
             raise InvalidRequestError("early: the prompt does not end with a recording")
         in_work = len(self._early) + sum(self._scheduler.early_counts())
         in_work += sum(each.early is not None for each in self._preparing.values())

@@ -8,11 +8,11 @@ from prometheus_client.core import Metric
 from vllm.outputs import CompletionOutput, RequestOutput
 
 from omnirelay.events import TokenLogprobs
-from services.thinker.family import TrackWriter
 from services.thinker.resume import Progress
+from services.thinker.track import TrackWriter
 from shared.messages import FinishReason, PromptUsage, StageEvent, TextDelta, ThinkRequest
 from shared.metrics import counter
-from shared.stage.playback import PlaybackClock
+from shared.playback import PlaybackClock
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
 from shared.vllm.sampling.generation import begin_of_decoding, finish_reason
@@ -95,23 +95,27 @@ class TextSender:
         early, found = self._prompts[True]
         for name, description, value in (
             (
-                "prefix_cache_queried",
-                "Tokens of the prompts whose answers began: what the prefix cache could have held.",
+                "omnirelay_prefix_cache_queried_tokens_total",
+                "Tokens of the prompts whose answers began.",
                 tokens,
             ),
             (
-                "prefix_cache_hit",
-                "Those of them that were found in the prefix cache and not computed.",
+                "omnirelay_prefix_cache_hit_tokens_total",
+                "Prompt tokens found in the prefix cache.",
                 cached,
             ),
             (
-                "early_prompt",
-                "Tokens of the beginnings of prompts that were computed ahead of their requests.",
+                "omnirelay_early_prompt_tokens_total",
+                "Prompt tokens computed before their requests came.",
                 early,
             ),
-            ("early_computed", "Those of them that were not found in the prefix cache.", early - found),
+            (
+                "omnirelay_early_computed_tokens_total",
+                "Early prompt tokens not found in the prefix cache.",
+                early - found,
+            ),
         ):
-            yield counter(f"omnirelay_{name}_tokens_total", description, [(labels, value)])
+            yield counter(name, description, [(labels, value)])
 
 
 def _logprobs_of(completion: CompletionOutput, most: int) -> list[TokenLogprobs]:

@@ -16,7 +16,7 @@ from services.thinker.media.rules import MediaRules, check_encodable
 from services.thinker.sampling import text_params
 from services.thinker.scheduler import ThinkerScheduler
 from shared.messages import MediaKind, TextSampling, ThinkRequest
-from shared.stage.playback import PlaybackClock
+from shared.playback import PlaybackClock
 from shared.vllm.first_steps import first_steps, run_requests
 from shared.vllm.sampling.generation import submit
 

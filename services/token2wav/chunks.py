@@ -10,10 +10,10 @@ the last of them is made audio, into which the next one's fades.
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
-from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError
+from omnirelay.errors import CheckpointError, InvalidRequestError
 from omnirelay.values import SAMPLE_RATE
+from shared.config import SynthesisConfig
 
 Pick = Callable[[Sequence[int], bool], int]
 """Chooses a target of the possible numbers of blocks, ascending; or 0, to wait for more, if it may."""
@@ -23,27 +23,6 @@ def largest(sizes: Sequence[int], may_wait: bool) -> int:
     """Take all that is there."""
     del may_wait
     return sizes[-1]
-
-
-@dataclass(frozen=True)
-class ChunkingConfig:
-    """How streams are cut; sizes are in attention blocks of the DiT."""
-
-    first_blocks: int = 1  # Target of the first chunk; small, for it decides the time to first audio
-    max_blocks: int = 8  # The largest target; larger chunks waste less work on context
-    look_ahead_blocks: int = 1  # Blocks after the target in the window
-    mode: Literal["stream", "offline"] = "stream"  # offline: one chunk at the end
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.first_blocks <= self.max_blocks:
-            raise ConfigError(
-                "chunking: first_blocks must be at least 1 and max_blocks at least first_blocks, "
-                f"got {self.first_blocks}, {self.max_blocks}"
-            )
-        if self.look_ahead_blocks < 0:
-            raise ConfigError("chunking: look_ahead_blocks must not be negative")
-        if self.mode not in ("stream", "offline"):
-            raise ConfigError(f"chunking: mode {self.mode!r} is neither 'stream' nor 'offline'")
 
 
 @dataclass(frozen=True)
@@ -133,18 +112,21 @@ class ChunkPlanner:
     """Cuts one stream, chunk by chunk.
 
     ``sizes`` are targets in codec frames, the last of which repeats; if there are none, targets are picked.
-    ``delivered`` are those of the chunks of this stream that were already delivered.  Raises
-    InvalidRequestError if no stream can be cut so.
+    ``delivered`` are those of the chunks of this stream that were already delivered.  Without ``streaming``
+    all of it is one chunk.  Raises InvalidRequestError if no stream can be cut so.
     """
 
     def __init__(
         self,
-        config: ChunkingConfig,
+        config: SynthesisConfig,
         geometry: CodecGeometry,
         sizes: Sequence[int] = (),
         delivered: Sequence[int] = (),
+        streaming: bool = True,
     ) -> None:
         self._config = config
+        self._streaming = streaming
+        self._most_blocks = max(config.max_chunk_blocks, config.first_chunk_blocks)
         self._block = geometry.codes_per_block
         self._geometry = geometry
         # Ids wanted beyond a target: the look-ahead, or one id, which proves that another chunk follows.
@@ -154,7 +136,7 @@ class ChunkPlanner:
         self._sizes, self._delivered = sizes, delivered
         self._resumed_at = sum(delivered)
         # What ends within a block was the end of its stream.
-        self._was_last = bool(delivered) and (config.mode == "offline" or not self._is_whole(delivered[-1]))
+        self._was_last = bool(delivered) and (not streaming or not self._is_whole(delivered[-1]))
         self._finished = False
         self._index = self._start = 0
 
@@ -181,7 +163,7 @@ class ChunkPlanner:
                 return None
         elif self._was_last:
             return None
-        if self._config.mode == "offline":
+        if not self._streaming:
             return self._plan_all(received) if final else None
         target = self._target(received - self._start, final, pick)
         return self._emit(target, received) if target else None
@@ -204,7 +186,7 @@ class ChunkPlanner:
         if self._sizes:
             fixed = self._sizes[min(self._index, len(self._sizes) - 1)]
         elif self._index == 0:
-            fixed = self._config.first_blocks * self._block
+            fixed = self._config.first_chunk_blocks * self._block
         else:
             return self._picked(left, final, pick)
         if left >= fixed + self._margin:
@@ -212,7 +194,7 @@ class ChunkPlanner:
         return left if final else 0
 
     def _picked(self, left: int, final: bool, pick: Pick) -> int:
-        most = self._config.max_blocks
+        most = self._most_blocks
         whole = min(most, (left - self._margin) // self._block)
         sizes = list(range(1, whole + 1))
         # The stream ends within the look-ahead: joining the rest to the target spares a tiny chunk.
@@ -225,12 +207,7 @@ class ChunkPlanner:
         return left if blocks == rest and rest else blocks * self._block
 
     def _plan_all(self, received: int) -> ChunkPlan:
-        units = received * self._geometry.repeats
-        if units > self._geometry.max_frames:
-            raise InvalidRequestError(
-                f"{received} codec ids are {units} mel frames, more than the {self._geometry.max_frames} "
-                "of dit_config.max_position_embeddings: use stream mode or a shorter answer"
-            )
+        self._check_window(received)
         self._finished = True
         return ChunkPlan(0, 0, received, received, is_last=True)
 
@@ -247,18 +224,27 @@ class ChunkPlanner:
             delivered=self._index < len(self._delivered),
             silent=self._index + 1 < len(self._delivered),
         )
+        self._check_window(plan.window_end - start)
         self._index += 1
         self._start = end
         self._finished = is_last
         return plan
 
+    def _check_window(self, frames: int) -> None:
+        units = frames * self._geometry.repeats
+        if units > self._geometry.max_frames:
+            raise InvalidRequestError(
+                f"{frames} codec ids are {units} mel frames, more than the {self._geometry.max_frames} "
+                "of dit_config.max_position_embeddings: use stream mode or a shorter answer"
+            )
+
     def _is_whole(self, size: int) -> bool:
         return size > 0 and size % self._block == 0
 
     def _check_sizes(self, sizes: Sequence[int]) -> None:
-        if sizes and self._config.mode == "offline":
+        if sizes and not self._streaming:
             raise InvalidRequestError("chunk_frames: an answer in one piece has no sizes of chunks")
-        most = self._config.max_blocks * self._block
+        most = self._most_blocks * self._block
         for index, size in enumerate(sizes):
             if not self._is_whole(size) or size > most:
                 raise InvalidRequestError(
@@ -266,7 +252,7 @@ class ChunkPlanner:
                 )
 
     def _check_delivered(self, delivered: Sequence[int]) -> None:
-        if self._config.mode == "offline" and len(delivered) > 1:
+        if not self._streaming and len(delivered) > 1:
             raise InvalidRequestError(
                 f"chunk_samples: a stream of mode offline has no {len(delivered)} chunks"
             )

@@ -15,7 +15,7 @@ from vllm.outputs import PoolingRequestOutput
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omnirelay.errors import CheckpointError, ConfigError, OmniRelayError, StageFailedError
+from omnirelay.errors import OmniRelayError
 from services.token2wav.family import Budget, SynthesisFamily
 from services.token2wav.scheduler import (
     MAX_BATCH_FRAMES_KEY,
@@ -25,8 +25,9 @@ from services.token2wav.scheduler import (
     RECORDS_KEY,
     SynthesisScheduler,
 )
-from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, SynthesisChunk, unpack_waveform
-from shared.config import EngineConfig, Precision
+from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, StreamState, SynthesisChunk
+from shared.config import EngineConfig, Token2WavConfig
+from shared.engine_defaults import batch_size
 from shared.vllm.first_steps import first_steps
 from shared.vllm.model_time import watch_model
 from shared.vllm.platform import build_engine
@@ -40,71 +41,43 @@ _STEP_TOKEN = 0
 _NOMINAL_VOCABULARY = 2
 
 
-def build_token2wav(  # noqa: PLR0913 - a keyword for each setting
-    family: SynthesisFamily,
-    model_dir: Path,
-    *,
-    max_batch_frames: int,
-    max_num_seqs: int,
-    max_vocoder_frames: int = 512,
-    playback_margin_s: float = 0.0,
-    gpu_memory_utilization: float | None = 0.3,
-    enforce_eager: bool = False,
-    precision: Precision = "exact",
-    log_stats: bool = False,
-) -> "SynthesisEngine":
+def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavConfig) -> "SynthesisEngine":
     """Build the vLLM engine of the token2wav stage in this process.
 
-    Args:
-        max_batch_frames: mel frames that the solver may advance in a step.
-        max_num_seqs: chunks that may run together.
-        max_vocoder_frames: mel frames that may become audio in a step.
-        playback_margin_s: chunks due later than that wait while others are not; 0 lets none wait.
-        gpu_memory_utilization: share of the device's memory; None for that of a stage alone on its device.
-        enforce_eager: record no CUDA graphs; where there is no CUDA, none are.
-        precision: of float32 on a GPU; a CPU is always exact.
-        log_stats: keep vLLM's own metrics.
+    CUDA graphs are recorded where there is CUDA, unless ``enforce_eager``; a CPU is always exact.
 
-    Raises ConfigError if a bound is not positive, CheckpointError if the directory lacks a file or a tensor,
-    or holds one that does not fit.
+    Raises CheckpointError if the directory lacks a file or a tensor, or holds one that does not fit.
     """
-    if min(max_batch_frames, max_num_seqs, max_vocoder_frames) < 1:
-        raise ConfigError(
-            f"token2wav: max_batch_frames {max_batch_frames}, max_num_seqs {max_num_seqs} and "
-            f"max_vocoder_frames {max_vocoder_frames} must be positive"
-        )
-    if not (model_dir / "config.json").is_file():
-        raise CheckpointError(f"{model_dir / 'config.json'}: the configuration of the checkpoint is missing")
+    synthesis, batch = config.synthesis, batch_size(config.engine, current_platform.is_cpu())
     ModelRegistry.register_model(family.architecture, family.model)
-    budget = Budget(solver=max_batch_frames, vocoder=max_vocoder_frames)
-    config = EngineConfig(
-        dtype="float32",
-        max_num_seqs=max_num_seqs,
-        # One step of each request, or as many as fit of one that is alone.
-        max_num_batched_tokens=max(max_num_seqs, MAX_TIME_POINTS),
-        gpu_memory_utilization=gpu_memory_utilization,
-        enforce_eager=True,
-    )
+    budget = Budget(solver=synthesis.max_batch_frames, vocoder=synthesis.max_vocoder_frames)
     engine = build_engine(
         "token2wav",
         model_dir,
-        config,
-        log_stats=log_stats,
+        EngineConfig(
+            dtype="float32",
+            max_num_seqs=batch,
+            # One step of each request, or as many as fit of one that is alone.
+            max_num_batched_tokens=max(batch, MAX_TIME_POINTS),
+            gpu_memory_utilization=config.engine.gpu_memory_utilization,
+            enforce_eager=True,
+        ),
+        log_stats=config.http is not None,
         runner="pooling",
         hf_overrides=lambda whole: _nominal(family, whole),
         scheduler_cls=SynthesisScheduler,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         additional_config={
-            MAX_BATCH_FRAMES_KEY: max_batch_frames,
-            MAX_VOCODER_FRAMES_KEY: max_vocoder_frames,
-            PLAYBACK_MARGIN_KEY: playback_margin_s,
-            RECORDS_KEY: current_platform.is_cuda() and not enforce_eager,
-            PRECISION_KEY: "exact" if current_platform.is_cpu() else precision,
+            MAX_BATCH_FRAMES_KEY: synthesis.max_batch_frames,
+            MAX_VOCODER_FRAMES_KEY: synthesis.max_vocoder_frames,
+            PLAYBACK_MARGIN_KEY: config.playback_margin_s,
+            RECORDS_KEY: current_platform.is_cuda() and not config.engine.enforce_eager,
+            PRECISION_KEY: "exact" if current_platform.is_cpu() else synthesis.precision,
         },
     )
     if not current_platform.is_cpu():
-        set_float32_precision(precision)
+        set_float32_precision(synthesis.precision)
     return SynthesisEngine(engine, family, budget)
 
 
@@ -144,7 +117,7 @@ class SynthesisEngine:
 
     def __init__(self, engine: LLMEngine, family: SynthesisFamily, budget: Budget) -> None:
         self._engine = engine
-        self._internal_ids: dict[str, str] = {}
+        self._in_flight: dict[str, tuple[str, StreamState]] = {}
         config = engine.model_config.hf_config
         self.geometry = family.geometry(config)
         self.model_time = watch_model(engine)
@@ -166,16 +139,11 @@ class SynthesisEngine:
         """Queue a chunk under an id unique among those in flight; lower priorities run first.
 
         A ``suspect`` is computed alone.
-
-        Raises InvalidRequestError at a value out of range, StageFailedError at an id in flight.
         """
-        self._work.check(chunk)
-        if request_id in self._internal_ids:
-            raise StageFailedError(f"chunk {request_id!r} is in flight already")
         params = PoolingParams(task="plugin", extra_kwargs={CHUNK_KEY: chunk})
         prompt = TokensPrompt(prompt_token_ids=[_STEP_TOKEN] * self._work.advances(chunk))
         name = self._engine.add_request(request_id, prompt, params, priority=priority)
-        self._internal_ids[request_id] = name
+        self._in_flight[request_id] = name, chunk.stream
         if suspect:
             self.scheduler.suspect(name, request_id)
 
@@ -188,32 +156,27 @@ class SynthesisEngine:
         """
         outcomes = [self._outcome(cast(PoolingRequestOutput, output)) for output in self._engine.step()]
         refused = self.scheduler.take_failures()
-        for request_id, internal_id in list(self._internal_ids.items()):
+        for request_id, (internal_id, _) in list(self._in_flight.items()):
             if internal_id in refused:
                 self.abort([request_id])
                 outcomes.append(ChunkOutcome(request_id, error=refused[internal_id]))
         return outcomes
 
     def _outcome(self, output: PoolingRequestOutput) -> ChunkOutcome:
-        del self._internal_ids[output.request_id]
-        try:
-            return ChunkOutcome(output.request_id, waveform=unpack_waveform(output.outputs.data))
-        except OmniRelayError as error:
-            logger.warning("chunk of request %s failed: %s: %s", output.request_id, error.code, error)
-            return ChunkOutcome(output.request_id, error=error)
+        error = self._in_flight.pop(output.request_id)[1].failure
+        if error is None:
+            return ChunkOutcome(output.request_id, waveform=output.outputs.data)
+        logger.warning("chunk of request %s failed: %s: %s", output.request_id, error.code, error)
+        return ChunkOutcome(output.request_id, error=error)
 
     def abort(self, request_ids: Iterable[str]) -> None:
         """Stop chunks; they have no outcome.  Ids that are not in flight are ignored.
 
         The chunks' states are released at the next :meth:`step`, which :attr:`has_work` asks for.
         """
-        internal_ids = [
-            internal_id
-            for request_id in request_ids
-            if (internal_id := self._internal_ids.pop(request_id, None)) is not None
-        ]
-        if internal_ids:
-            self._engine.abort_request(internal_ids, internal=True)
+        found = [self._in_flight.pop(each)[0] for each in request_ids if each in self._in_flight]
+        if found:
+            self._engine.abort_request(found, internal=True)
 
     @property
     def has_work(self) -> bool:
@@ -223,4 +186,4 @@ class SynthesisEngine:
     @property
     def in_flight(self) -> int:
         """Number of chunks submitted and not ended."""
-        return len(self._internal_ids)
+        return len(self._in_flight)

@@ -32,9 +32,6 @@ class Work(Protocol):
     def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
         """What the next advance takes, where so many are done."""
 
-    def check(self, chunk: SynthesisChunk) -> None:
-        """Refuse a chunk that the model would fail on: an InvalidRequestError names the field."""
-
 
 class Synthesizer(Protocol):
     """Makes audio of chunks, many at a time.

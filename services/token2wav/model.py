@@ -1,9 +1,10 @@
 """A synthesizer as a vLLM pooling model without attention layers of vLLM's, hence without a KV cache."""
 
 import logging
-from collections.abc import Callable, Set
+from collections.abc import Callable, Iterable, Set
 from functools import partial
-from typing import Any, Final, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, Final, TypeVar
 from weakref import WeakKeyDictionary
 
 import torch
@@ -12,13 +13,14 @@ from vllm.config import VllmConfig
 from vllm.model_executor.layers.pooler import Pooler
 from vllm.model_executor.models.interfaces import IsAttentionFree
 from vllm.model_executor.models.interfaces_base import attn_type
+from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
 from vllm.tasks import PoolingTask
 from vllm.v1.outputs import PoolerOutput
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
-from omnirelay.errors import OmniRelayError, StageFailedError
+from omnirelay.errors import CheckpointError, OmniRelayError, StageFailedError
 from services.token2wav.family import Synthesizer
-from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk, pack_failure, pack_waveform
+from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk
 
 T = TypeVar("T")
 NOT_FINITE: Final = StageFailedError("the waveform is not finite")
@@ -53,49 +55,51 @@ class SynthesisPooler(Pooler):
         return {"plugin"}
 
     def forward(self, hidden_states: torch.Tensor, pooling_metadata: PoolingMetadata) -> PoolerOutput:
-        """Advance the batch; gives each request None, or its packed result or failure, float32 [values].
+        """Advance the batch; gives each request None, or its samples, float32, one if it failed.
 
         ``hidden_states`` serve only for the device and dtype of a profiling run's output.
         """
         cursor, keys = pooling_metadata.get_pooling_cursor(), pooling_metadata.pooling_states
         extras = [params.extra_kwargs or {} for params in pooling_metadata.pooling_params]
-        chunks = [extra.get(CHUNK_KEY) for extra in extras]
+        chunks: list[Any] = [extra.get(CHUNK_KEY) for extra in extras]
         outputs: list[torch.Tensor | None] = [None] * len(chunks)
         tokens: dict[int, range] = {}
         for index, chunk in enumerate(chunks):
             end = int(cursor.seq_lens_cpu[index])
             start = end - int(cursor.num_scheduled_tokens_cpu[index])
             if not isinstance(chunk, SynthesisChunk):
-                # Only vLLM's profiling run: the scheduler refuses requests without a chunk.
+                # Only vLLM's profiling run.
                 outputs[index] = hidden_states.new_zeros(1)
             else:
-                _, outputs[index] = _alone(partial(self._prepare, keys[index], chunk, start), "prepared")
-            if outputs[index] is None:
+                _alone(chunk, partial(self._prepare, keys[index], chunk, start), "prepared")
                 tokens[index] = range(start, end)
-        states = [self._states[keys[index]] for index in tokens]
-        self.synthesizer.advance(states, list(tokens.values()))
-        for index, output in zip(tokens, self._outputs_of(states), strict=True):
+        ready = {index: taken for index, taken in tokens.items() if chunks[index].stream.failure is None}
+        states = [self._states[keys[index]] for index in ready]
+        self.synthesizer.advance(states, list(ready.values()))
+        for index, output in zip(
+            ready, self._outputs_of([chunks[each] for each in ready], states), strict=True
+        ):
             outputs[index] = output
-            if output is not None:
-                del self._states[keys[index]]
-        for index, output in enumerate(outputs):
-            if output is not None and isinstance(chunks[index], SynthesisChunk):
+        for index in tokens:
+            if chunks[index].stream.failure is not None:
+                outputs[index] = hidden_states.new_zeros(1)
+            if outputs[index] is not None:
+                self._states.pop(keys[index], None)
                 # The runner returns the output of every request that the mask says is done.
                 cursor.finished_mask[index] = True
         return outputs
 
-    def _outputs_of(self, states: list[Any]) -> list[torch.Tensor | None]:
-        """The packed result or failure of each chunk that was just advanced; None while it has more to do."""
-        ends = [_alone(partial(self.synthesizer.finished, state), "made audio") for state in states]
-        finite = iter(_are_finite([samples for samples, _ in ends if samples is not None]))
-        return [
-            failure
-            if samples is None
-            else pack_waveform(samples)
-            if next(finite)
-            else pack_failure(NOT_FINITE)
-            for samples, failure in ends
+    def _outputs_of(self, chunks: list[SynthesisChunk], states: list[Any]) -> list[torch.Tensor | None]:
+        """The samples of each chunk that was just advanced; None while it has more to do, or if it failed."""
+        outputs = [
+            _alone(chunk, partial(self.synthesizer.finished, state), "made audio")
+            for chunk, state in zip(chunks, states, strict=True)
         ]
+        made = [(chunk, output) for chunk, output in zip(chunks, outputs, strict=True) if output is not None]
+        for (chunk, _), is_finite in zip(made, _are_finite([each for _, each in made]), strict=True):
+            if not is_finite:
+                chunk.stream.failure = NOT_FINITE
+        return outputs
 
     def _prepare(self, key: PoolingStates, chunk: SynthesisChunk, start: int) -> None:
         """Prepare a chunk before its first advance."""
@@ -105,41 +109,64 @@ class SynthesisPooler(Pooler):
             raise StageFailedError(f"the chunk's state before step {start} is gone")
 
 
-def _are_finite(waveforms: list[torch.Tensor]) -> list[bool]:
+def _are_finite(waveforms: list[Any]) -> list[bool]:
     """Whether each is finite; a device is waited for once."""
     if not waveforms:
         return []
     return torch.stack([torch.isfinite(waveform).all() for waveform in waveforms]).tolist()
 
 
-def _alone(work: Callable[[], T], what: str) -> tuple[T | None, torch.Tensor | None]:
-    """Do something for one chunk alone; gives its result, or else the packed failure."""
+def _alone(chunk: SynthesisChunk, work: Callable[[], T], what: str) -> T | None:
+    """Do something for one chunk alone; notes what goes wrong in its stream."""
     try:
-        return work(), None
+        return work()
     except OmniRelayError as error:
-        return None, pack_failure(error)
+        chunk.stream.failure = error
     except Exception as error:
         logger.exception("a chunk could not be %s", what)
-        return None, pack_failure(StageFailedError(f"the chunk could not be {what}: {error}"))
+        chunk.stream.failure = StageFailedError(f"the chunk could not be {what}: {error}")
+    return None
 
 
 @attn_type("attention_free")
 class SynthesisModel(nn.Module, IsAttentionFree):
-    """Base class of models that make audio: a family sets the synthesizer, and loads weights.
+    """Base class of models that make audio: a family sets the synthesizer, and names its weights.
 
     Its tokens, advances of chunks, carry nothing: ``forward`` returns zeros, the work is the pooler's.
     """
 
     is_pooling_model = True
+    hf_to_vllm_mapper: ClassVar[WeightsMapper]
+    computed: ClassVar[list[str]] = []
+    """Ends of the names of tensors that a checkpoint may hold, and that are computed here."""
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__()
         del prefix
+        self.directory: Final = Path(vllm_config.model_config.model)
         self._hidden_size = vllm_config.model_config.get_hidden_size()
 
     def synthesize_with(self, synthesizer: Synthesizer) -> None:
         """Set what makes the audio."""
         self.pooler = SynthesisPooler(synthesizer)
+
+    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
+        """Load token2wav's tensors; raises CheckpointError at one missing, unknown, or of another shape."""
+        loader = AutoWeightsLoader(self, ignore_unexpected_suffixes=self.computed)
+        try:
+            loaded: set[str] = loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)
+        except (ValueError, AssertionError, RuntimeError) as error:
+            raise CheckpointError(f"{self.directory}: token2wav: {error}") from error
+        if missing := sorted(name for name, _ in self.named_parameters() if name not in loaded):
+            named = {
+                ours: theirs for theirs, ours in self.hf_to_vllm_mapper.orig_to_new_prefix.items() if ours
+            }
+            ours = next(each for each in named if missing[0].startswith(each))
+            raise CheckpointError(
+                f"{self.directory}: {len(missing)} tensors are missing, "
+                f"the first is {named[ours]}{missing[0].removeprefix(ours)}"
+            )
+        return loaded
 
     def embed_input_ids(self, input_ids: torch.Tensor) -> torch.Tensor:
         """[tokens] -> zeros, float32 [tokens, hidden]."""

@@ -7,16 +7,15 @@ advances cost: units that a solver advances, and units that become audio (mel fr
 """
 
 from collections import Counter
-from functools import partial
+from collections.abc import Mapping
 from typing import Any
 
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
-from omnirelay.errors import ConfigError, InvalidRequestError
 from services.token2wav.family import Budget, Work
 from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk
-from shared.stage.playback import has_slack
+from shared.playback import has_slack
 from shared.vllm.scheduling import StageScheduler
 
 MAX_BATCH_FRAMES_KEY = "max_batch_frames"
@@ -27,7 +26,7 @@ PRECISION_KEY = "precision"
 
 
 class SynthesisScheduler(StageScheduler):
-    """vLLM's scheduler with a budget of its own and without trust in parameters.
+    """vLLM's scheduler with a budget of its own.
 
     While some chunk is due within ``additional_config["playback_margin_s"]``, those due later wait.
 
@@ -38,8 +37,6 @@ class SynthesisScheduler(StageScheduler):
 
     A chunk that is alone takes as many advances at once as fit, for there is nobody to wait for.
     ``work`` is set when the engine is built, before any request.
-
-    Raises ConfigError if a budget is missing or not a positive integer.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -48,7 +45,6 @@ class SynthesisScheduler(StageScheduler):
         self._budget = budget_of(additional)
         self._margin_s = float(additional.get(PLAYBACK_MARGIN_KEY, 0))
         self.work: Work
-        self._unchecked: list[Request] = []
         self._room = self._budget
         # Steps for which a request was left out for want of room since it last had some.
         self._waited: Counter[str] = Counter()
@@ -65,17 +61,8 @@ class SynthesisScheduler(StageScheduler):
         super().forget_steps()
         self.solver_steps = 0
 
-    def add_request(self, request: Request) -> None:
-        """Queue a request; whether it can be served is found out when scheduling, where it can fail."""
-        super().add_request(request)
-        self._unchecked.append(request)
-
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
-        """Refuse new requests that cannot be served, then schedule the others."""
-        unchecked, self._unchecked = self._unchecked, []
-        for request in unchecked:
-            if not request.is_finished():
-                self.prepare(request.request_id, partial(self._check, request))
+        """Choose who advances, and by how much, then schedule them."""
         self.pass_over(self._choose())
         self.max_num_scheduled_tokens = self._tokens_at_once()
         output = super().schedule(throttle_prefills)
@@ -151,40 +138,24 @@ class SynthesisScheduler(StageScheduler):
         """Never: the model holds what was computed of a chunk, so it is not computed again."""
         return False
 
-    def _check(self, request: Request) -> None:
-        chunk = _chunk_of(request)
-        self.work.check(chunk)
-        tokens = self.work.advances(chunk)
-        if request.num_prompt_tokens != tokens:
-            raise InvalidRequestError(
-                f"the prompt has {request.num_prompt_tokens} tokens for {tokens} advances of its chunk"
-            )
-
 
 def _chunk_of(request: Request) -> SynthesisChunk:
-    """The chunk of a request; raises InvalidRequestError if its parameters do not carry one."""
-    extra = request.pooling_params.extra_kwargs if request.pooling_params is not None else None
-    chunk = (extra or {}).get(CHUNK_KEY)
-    if not isinstance(chunk, SynthesisChunk):
-        raise InvalidRequestError(f"pooling_params.extra_kwargs[{CHUNK_KEY!r}] holds no SynthesisChunk")
+    """The chunk that rides in a request's parameters."""
+    params: Any = request.pooling_params
+    chunk: SynthesisChunk = params.extra_kwargs[CHUNK_KEY]
     return chunk
 
 
-def records(additional: object) -> bool:
+def records(additional: Mapping[str, Any]) -> bool:
     """Whether what is computed again and again is to be recorded, by ``additional_config``."""
-    return isinstance(additional, dict) and additional.get(RECORDS_KEY) is True
+    return additional[RECORDS_KEY] is True
 
 
-def in_half(additional: object) -> bool:
+def in_half(additional: Mapping[str, Any]) -> bool:
     """Whether products of the solver are to be computed in bfloat16, by ``additional_config``."""
-    return isinstance(additional, dict) and additional.get(PRECISION_KEY) == "bfloat16"
+    return additional[PRECISION_KEY] == "bfloat16"
 
 
-def budget_of(additional: object) -> Budget:
-    """What a step may take, by ``additional_config``; raises ConfigError if it does not say."""
-    values = additional if isinstance(additional, dict) else {}
-    for key in (MAX_BATCH_FRAMES_KEY, MAX_VOCODER_FRAMES_KEY):
-        budget = values.get(key)
-        if isinstance(budget, bool) or not isinstance(budget, int) or budget < 1:
-            raise ConfigError(f"additional_config.{key} is {budget!r}, not a positive integer")
-    return Budget(solver=values[MAX_BATCH_FRAMES_KEY], vocoder=values[MAX_VOCODER_FRAMES_KEY])
+def budget_of(additional: Mapping[str, Any]) -> Budget:
+    """What a step may take, by ``additional_config``."""
+    return Budget(solver=additional[MAX_BATCH_FRAMES_KEY], vocoder=additional[MAX_VOCODER_FRAMES_KEY])

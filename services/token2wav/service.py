@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import torch
 from prometheus_client.core import Metric
@@ -19,11 +19,10 @@ from omnirelay.errors import (
     StateTransitionError,
     UnknownSpeakerError,
 )
-from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.engine import build_token2wav
 from services.token2wav.family import SynthesisFamily
 from services.token2wav.pace import Pace
-from services.token2wav.stream import AudioStream, VoiceSettings
+from services.token2wav.stream import AudioStream
 from services.token2wav.synthesis import SynthesisChunk
 from shared.config import Token2WavConfig
 from shared.engine_defaults import batch_size
@@ -31,6 +30,8 @@ from shared.messages import (
     SAMPLE_RATE,
     AudioChunk,
     CodecTokens,
+    Sampling,
+    SpeechSettings,
     StageEvent,
     StageLimits,
     StageLoad,
@@ -40,7 +41,7 @@ from shared.messages import (
 )
 from shared.messages.payloads import Blob
 from shared.metrics import counter
-from shared.stage.playback import PlaybackClock
+from shared.playback import PlaybackClock
 from shared.stage.service import Failures
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
@@ -88,18 +89,7 @@ class Token2WavService:
         self._gateway = gateway
         self._synthesis = config.synthesis
         batch = batch_size(config.engine, current_platform.is_cpu())
-        self._engine = build_token2wav(
-            family,
-            model,
-            max_batch_frames=config.synthesis.max_batch_frames,
-            max_num_seqs=batch,
-            max_vocoder_frames=config.synthesis.max_vocoder_frames,
-            playback_margin_s=config.playback_margin_s,
-            gpu_memory_utilization=config.engine.gpu_memory_utilization,
-            enforce_eager=config.engine.enforce_eager,
-            precision=config.synthesis.precision,
-            log_stats=config.http is not None,
-        )
+        self._engine = build_token2wav(family, model, config)
         self.model_time = self._engine.model_time
         self._pace = Pace(
             config.synthesis.look_ahead_blocks, self._engine.geometry.block_s, config.playback_margin_s
@@ -115,11 +105,8 @@ class Token2WavService:
     def warm_up(self) -> None:
         """Compute a stream with chunks of each size and forget it: see :func:`first_steps`."""
         geometry, most = self._engine.geometry, self._synthesis.max_chunk_blocks
-        stream = AudioStream(
-            self._voice_settings(self.limits.speakers[0], seed=0),
-            self._chunking("stream"),
-            geometry,
-        )
+        speech = SpeechSettings(speaker=self.limits.speakers[0], sampling=Sampling(max_tokens=1), seed=0)
+        stream = AudioStream(speech, self._synthesis, geometry)
         blocks = most * (most + 1) // 2 + self._synthesis.first_chunk_blocks
         stream.extend([0] * (blocks * geometry.codes_per_block * geometry.groups))
         stream.end()
@@ -220,7 +207,7 @@ class Token2WavService:
         )
         yield counter(
             "omnirelay_synthesis_chunks_total",
-            "Chunks that became audio.",
+            "Chunks converted to audio.",
             [(labels, self._chunks)],
         )
         yield counter(
@@ -238,34 +225,12 @@ class Token2WavService:
             raise UnknownSpeakerError(
                 f"no voice {speech.speaker!r}, this checkpoint has {', '.join(self.limits.speakers)}"
             )
-        stream = AudioStream(
-            self._voice_settings(speech.speaker, speech.seed),
-            self._chunking("stream" if speech.streaming else "offline"),
-            geometry,
-            speech.chunk_frames,
-            geometry.codec_frames(message.chunk_samples),
-        )
+        delivered = geometry.codec_frames(message.chunk_samples)
+        stream = AudioStream(speech, self._synthesis, geometry, delivered)
         clock, resumed = PlaybackClock(speech.streaming), bool(message.chunk_samples)
         suspect = message.route is not None and self.name in message.route.alone
         self._voices[message.request_id] = _Voice(
             message.request_id, message.priority, stream, clock, speech.streaming, resumed, suspect
-        )
-
-    def _voice_settings(self, speaker: str, seed: int) -> VoiceSettings:
-        return VoiceSettings(
-            seed=seed,
-            speaker=speaker,
-            time_points=self._synthesis.time_points,
-            guidance_scale=self._synthesis.guidance_scale,
-            sway_coefficient=self._synthesis.sway_coefficient,
-        )
-
-    def _chunking(self, mode: Literal["stream", "offline"]) -> ChunkingConfig:
-        return ChunkingConfig(
-            first_blocks=self._synthesis.first_chunk_blocks,
-            max_blocks=max(self._synthesis.max_chunk_blocks, self._synthesis.first_chunk_blocks),
-            look_ahead_blocks=self._synthesis.look_ahead_blocks,
-            mode=mode,
         )
 
     def _take_codes(self, message: CodecTokens) -> None:

@@ -1,41 +1,31 @@
 """One audio stream: codec ids in as they come, chunks out as they can be made."""
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from omnirelay.errors import StateTransitionError
-from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry, Pick, largest
+from services.token2wav.chunks import ChunkPlan, ChunkPlanner, CodecGeometry, Pick, largest
 from services.token2wav.synthesis import StreamState, SynthesisChunk
-
-
-@dataclass(frozen=True)
-class VoiceSettings:
-    """What is fixed for a whole stream; the fields are those of :class:`SynthesisChunk`."""
-
-    seed: int
-    speaker: str
-    time_points: int = 10
-    guidance_scale: float = 0.5
-    sway_coefficient: float | None = -1.0
+from shared.config import SynthesisConfig
+from shared.messages import SpeechSettings
 
 
 class AudioStream:
     """Cuts a stream into chunks, one in flight at a time, for each continues what the last one left.
 
-    Takes sizes and delivered chunks, and raises, as :class:`services.token2wav.chunks.ChunkPlanner`.
+    Takes delivered chunks, and raises, as :class:`services.token2wav.chunks.ChunkPlanner`.
     """
 
     def __init__(
         self,
-        settings: VoiceSettings,
-        chunking: ChunkingConfig,
+        speech: SpeechSettings,
+        config: SynthesisConfig,
         geometry: CodecGeometry,
-        sizes: Sequence[int] = (),
         delivered: Sequence[int] = (),
     ) -> None:
-        self._settings = settings
+        self._speech = speech
+        self._config = config
         self._repeats, self._groups = geometry.repeats, geometry.groups
-        self._planner = ChunkPlanner(chunking, geometry, sizes, delivered)
+        self._planner = ChunkPlanner(config, geometry, speech.chunk_frames, delivered, speech.streaming)
         self._codes: list[int] = []
         self._ended = False
         self._in_flight: ChunkPlan | None = None
@@ -77,11 +67,9 @@ class AudioStream:
             codes=tuple(self._codes[plan.start * self._groups : plan.window_end * self._groups]),
             start=plan.start * self._repeats,
             target_end=plan.target_end * self._repeats,
-            seed=self._settings.seed,
-            speaker=self._settings.speaker,
-            time_points=self._settings.time_points,
-            guidance_scale=self._settings.guidance_scale,
-            sway_coefficient=self._settings.sway_coefficient,
+            seed=self._speech.seed,
+            speaker=self._speech.speaker,
+            config=self._config,
             stream=self._state,
             is_last=plan.is_last,
             silent=plan.silent,

@@ -1,4 +1,4 @@
-"""The gateway's section of the configuration.  docs/configuration.md describes every key."""
+"""The gateway's section of the configuration."""
 
 from typing import Annotated, Final, Self
 
@@ -34,7 +34,31 @@ FilePath = Annotated[str | None, BeforeValidator(empty_is_none)]
 
 
 class Limits(Section):
-    """Limits on requests."""
+    """Limits on requests.
+
+    Attributes:
+        max_connections: Connections of clients over TCP, and as many over HTTP. One address gets less. See
+            docs/security.md#what-a-client-can-hold-without-a-key.
+        max_active: Requests at the thinker at once, and as many with speech. Default: what the replicas
+            compute at once.
+        max_queued: Queued requests. One more is answered ``busy``.
+        max_queued_per_client: Open requests of one connection. One more is answered ``busy``.
+        max_prompt_tokens: Longest prompt, chat template included.
+        early_prompt_tokens: Most prompt tokens computed early for a client between two requests. See
+            docs/api-realtime.md#events.
+        max_text_tokens: Most text tokens of a reply, and the default.
+        max_codec_tokens: Most codec frames of a reply, and the default: 50 a second with Qwen2.5-Omni, 12.5
+            with Qwen3-Omni.
+        request_bytes: Largest frame and largest HTTP body, media included.
+        held_bytes: Most bytes of media of all open requests, else ``busy``. Requests over 256 KiB in progress
+            have as much again. See docs/protocol.md#frames.
+        realtime_resume_bytes: Events kept for a session that can resume: a minute of PCM. Part of
+            ``held_bytes``.
+        client_backlog_bytes: Most unread bytes of answers on one connection.
+        backlog_bytes: Beyond so many unread bytes of all clients, one with over 1 MiB unread loses its
+            request.
+        deadline_s: Deadline of a request. A request may ask for less.
+    """
 
     max_connections: Annotated[int, Field(gt=0)] = 512
     max_active: Annotated[int, Field(gt=0)] | None = None
@@ -53,7 +77,14 @@ class Limits(Section):
 
 
 class TlsConfig(Section):
-    """TLS for clients, over TCP and HTTP: both files or none."""
+    """TLS for clients, over TCP and HTTP: both files or none.
+
+    Attributes:
+        certificate: PEM file with the certificate chain. With it, ``listen`` and ``http`` speak TLS 1.2 or
+            later only.
+        key: PEM file with its private key, without a password, readable by its owner only (by a group if root
+            owns it).
+    """
 
     certificate: FilePath = None
     key: FilePath = None
@@ -66,7 +97,17 @@ class TlsConfig(Section):
 
 
 class WebRtcConfig(Section):
-    """Calls by WebRTC; needs the extra ``webrtc``."""
+    """Calls by WebRTC; needs the extra ``webrtc``.
+
+    Attributes:
+        enabled: Takes calls by WebRTC. Needs ``pip install 'omnirelay-server[webrtc]'`` and UDP ports. See
+            docs/calls.md.
+        addresses: This machine's addresses for calls, at most 8. Default: all but the loopback's.
+        advertised: Addresses that answers name instead, with the same ports, for a gateway behind NAT. At
+            most 8.
+        max_calls: Calls at once. One client may have four fifths. See docs/calls.md#set-up.
+        max_call_s: The longest call.
+    """
 
     enabled: bool = False
     addresses: list[IPvAnyAddress] = Field(default_factory=list, max_length=8)
@@ -83,7 +124,55 @@ class GatewayAddresses(Section):
 
 
 class GatewayConfig(Section):
-    """The gateway's addresses, access rules, timeouts and limits."""
+    """The gateway's addresses, access rules, timeouts and limits.
+
+    Attributes:
+        listen: Where clients connect by TCP.
+        events: Where stages push text, codec ids, audio and failures.
+        control: Where stages connect for heartbeats and aborts.
+        replicas: Gateways that ``omnirelay up`` and ``cluster`` start, at most 16, each 100 ports higher
+            (``ipc://PATH.2``, …). See docs/replicas.md#several-gateways.
+        others: Further gateways for the stages, at most 16, like ``{events: "tcp://10.0.0.2:5560", control:
+            "tcp://10.0.0.2:5561"}``. A host name stands for all its IPv4 addresses. Read again on SIGHUP. See
+            docs/replicas.md#several-gateways.
+        http: Where HTTP is served. ``null``: nowhere. See docs/api.md.
+        monitor: Where metrics and health are served, without keys and TLS. ``null``: nowhere. See
+            docs/metrics.md.
+        trusted_proxies: Addresses or networks of proxies, like ``10.0.0.0/8``, whose ``X-Forwarded-For``
+            counts. See docs/access.md#browsers.
+        http_origins: Origins, like ``https://chat.example.com``, whose pages may use the gateway. See
+            docs/access.md#browsers.
+        http_hosts: Accepted ``Host``s, without port. Default: on the loopback ``localhost``, loopback
+            addresses and hosts of ``http_origins``; elsewhere any. See docs/access.md#browsers.
+        http_gateways: Origins of all gateways, this one included, for pages that lose theirs. They count as
+            ``http_origins``. Default: the gateways of ``omnirelay up``.
+        api_keys: File with hashes and limits of clients' API keys. Default: no key is needed. See
+            docs/access.md#make-a-key.
+        share_prefix_cache: Holders of different API keys share the thinker's caches: faster, but it tells
+            what others sent. See docs/security.md#prompts-of-others-in-the-prefix-cache.
+        heartbeat_timeout_s: A replica that is silent for longer is down (more with over 32 replicas). See
+            docs/lifecycle.md#heartbeats.
+        orphan_timeout_s: A replica drops the requests of a gateway that is silent for longer.
+        resume_attempts: How often a request is resumed. See docs/lifecycle.md#attempts.
+        resume_wait_s: How long a request waits for a stage without replicas, within its deadline.
+        step_timeout_s: A replica that is in one step of its loop for longer is down.
+        drain_s: How long a stopped gateway continues its requests. See docs/operations.md#start-and-stop.
+        realtime_resume_s: How long a realtime session waits for its client to resume, at most 600. ``0``: not
+            at all. See docs/api-realtime.md#a-session-outlives-its-connection.
+        max_start_delay_s: Longest advised start delay, at most 60. ``0``: none. See
+            docs/stages.md#the-start-delay.
+        speech_system_prompt: System message of requests for speech without one. ``auto``: the one that
+            released checkpoints need; with Qwen2.5-Omni ``You are Qwen, a virtual human developed by the Qwen
+            Team, Alibaba Group, capable of perceiving auditory and visual inputs, as well as generating text
+            and speech.`` ``null``: the chat template's.
+        turn_model: Weights of Smart Turn v3 for ``semantic_vad``: an ONNX file, or ``auto`` for that of an
+            installed ``pipecat-ai``. Needs ``pip install 'omnirelay-server[turns]'``. See
+            docs/api-realtime.md#the-end-of-a-turn-heard.
+        model_names: Further names for the model, such as ``tts-1`` and ``whisper-1``.
+        voice_aliases: Further names for voices, ``{name: voice}``. Default: OpenAI's, for Chelsie (alloy,
+            coral, fable, marin, nova, sage, shimmer) and Ethan (ash, ballad, cedar, echo, onyx, verse). An
+            alias of a missing voice means the default voice.
+    """
 
     listen: TcpAddress = "tcp://127.0.0.1:5555"
     events: Address = "tcp://127.0.0.1:5560"
@@ -103,7 +192,7 @@ class GatewayConfig(Section):
     heartbeat_timeout_s: Annotated[float, Field(gt=0)] = 1.5
     orphan_timeout_s: Annotated[float, Field(gt=0)] = 5.0
     resume_attempts: Annotated[int, Field(ge=0, le=100)] = 3
-    resume_wait_s: Annotated[float, Field(ge=0)] = 30.0
+    resume_wait_s: Annotated[float, Field(ge=0)] = 180.0
     step_timeout_s: Annotated[float, Field(gt=0)] = 300.0
     drain_s: Annotated[float, Field(ge=0)] = 10.0
     realtime_resume_s: Annotated[float, Field(ge=0, le=600)] = 30.0

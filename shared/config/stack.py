@@ -19,21 +19,48 @@ DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/speaking")
 
 
 class SecurityConfig(Section):
-    """Who may connect to the sockets between the processes; see docs/configuration.md."""
+    """Who may connect to the sockets between the processes.
+
+    Attributes:
+        keys: Directory of the files that ``omnirelay keys`` makes. Encrypts and authenticates all sockets
+            between the processes. For all processes, or none.
+        internal_network: Declares that nothing but the stack is on the network of these addresses.
+    """
 
     keys: Annotated[str | None, BeforeValidator(empty_is_none)] = None
     internal_network: bool = False
 
 
 class TracingConfig(Section):
-    """Whether and where traces are exported; see docs/configuration.md."""
+    """Whether and where traces are exported.
+
+    Attributes:
+        endpoint: OTLP/HTTP collector for traces, like ``http://127.0.0.1:4318``. Default: OpenTelemetry's
+            variables; without them no traces. See docs/traces.md#traces and
+            docs/traces.md#opentelemetrys-variables.
+        sample_ratio: Share of traced requests, from 0 to 1. A client's ``traceparent`` overrides it.
+    """
 
     endpoint: Annotated[TraceEndpoint | None, BeforeValidator(empty_is_none)] = None
     sample_ratio: Annotated[float, Field(ge=0, le=1)] = 1.0
 
 
 class Config(Section):
-    """The whole stack; docs/configuration.md describes every key."""
+    """The whole stack.
+
+    Attributes:
+        model: Directory of the checkpoint, or its id on the Hugging Face hub. Default: the trained
+            checkpoint, which ``omnirelay up`` and ``demo`` write to ``.cache/omnirelay/speaking``. See
+            docs/training.md.
+        revision: Commit, branch or tag of a checkpoint from the hub. Default: ``main``.
+        log_level: ``debug``, ``info``, ``warning`` or ``error``.
+        log_format: Form of log lines: ``text``, or ``json``, one object per line. See docs/traces.md#logs.
+        text_only: Only the thinker serves, without speech. See docs/operations.md#text-only.
+        share_gpus: Stages on one GPU divide its memory; all must be on this machine. ``omnirelay up`` and
+            ``compose.gpu.yaml`` set it. See docs/models.md#one-gpu.
+        window_bytes: Most bytes in flight from one process to another (credits). At least 1 MiB. See
+            docs/architecture.md#credits.
+    """
 
     model: str | None = None
     revision: Annotated[str | None, BeforeValidator(empty_is_none)] = None

@@ -1,4 +1,4 @@
-"""The stages' sections of the configuration.  docs/configuration.md describes every key."""
+"""The stages' sections of the configuration."""
 
 from typing import Annotated, Literal, TypeAlias
 
@@ -16,6 +16,13 @@ class SynthesisEngineConfig(Section):
     """The vLLM engine of token2wav, which has no KV cache and computes in float32.
 
     Field names here and in :class:`EngineConfig` are those of vLLM's engine arguments.
+
+    Attributes:
+        max_num_seqs: Most requests in one batch; in token2wav, most chunks. Default: 16 on a CPU, 64 on a
+            GPU.
+        gpu_memory_utilization: Share of the GPU that the stage may use. Default: 0.85 of its own GPU; its
+            part of a shared one. See docs/models.md#one-gpu.
+        enforce_eager: No CUDA graphs, no compilation. Always so on a CPU.
     """
 
     max_num_seqs: Annotated[int, Field(gt=0)] | None = None
@@ -24,7 +31,24 @@ class SynthesisEngineConfig(Section):
 
 
 class EngineConfig(SynthesisEngineConfig):
-    """The vLLM engine of a stage that generates tokens."""
+    """The vLLM engine of a stage that generates tokens.
+
+    Attributes:
+        quantization: How the weights are quantised. Default: what ``config.json`` says. See
+            docs/models.md#quantised-weights.
+        kv_cache_dtype: ``auto``, ``fp8``, ``fp8_e4m3`` or ``fp8_e5m2``: a quantised KV cache. See
+            docs/models.md#quantised-weights.
+        load_format: How vLLM reads the weights: ``auto``, ``safetensors``, ``fastsafetensors``,
+            ``runai_streamer``, …
+        dtype: ``auto`` (the checkpoint's), ``float32``, ``bfloat16`` or ``float16``.
+        max_model_len: Most positions of one request. Default: the checkpoint's.
+        max_num_batched_tokens: Most tokens computed in one step.
+        kv_cache_memory_bytes: Size of the KV cache. Default: 256 MiB on a CPU; on a shared GPU its part; on
+            another what vLLM measures. See docs/models.md#one-gpu.
+        tensor_parallel_size: Devices that share the model. Thinker and talker only. See
+            docs/models.md#a-model-on-several-devices.
+        block_size: Positions per KV block. Default: 32 on a CPU, vLLM's choice on a GPU.
+    """
 
     quantization: Annotated[str, Field(min_length=1)] | None = None
     kv_cache_dtype: Literal["auto", "fp8", "fp8_e4m3", "fp8_e5m2"] = "auto"
@@ -38,13 +62,31 @@ class EngineConfig(SynthesisEngineConfig):
 
 
 class ThinkerEngineConfig(EngineConfig):
-    """The vLLM engine of the thinker."""
+    """The vLLM engine of the thinker.
+
+    Attributes:
+        enable_prefix_caching: Reuse the KV blocks of equal prompt beginnings. Thinker only.
+    """
 
     enable_prefix_caching: bool = True
 
 
 class StageConfig(Section):
-    """One stage, with any number of replicas."""
+    """One stage, with any number of replicas.
+
+    Attributes:
+        advertise: Address by which others reach the inbox. Default: ``inbox``; if that is all addresses, the
+            one from which the gateway hears the stage.
+        replicas: Processes of the stage that ``omnirelay up`` starts. See docs/replicas.md.
+        drain_s: How long a stopped stage continues its requests. Not shorter than ``gateway.drain_s`` where
+            all stop at once.
+        threads: CPU threads of the model. Default: ``OMP_NUM_THREADS``, else a third of the cores.
+        devices: ``CUDA_VISIBLE_DEVICES`` of the process, ``0`` or ``"0,1"``. Default: the environment's.
+        max_payload_bytes: Largest tensor that the stage accepts.
+        max_backlog_bytes: Most bytes that may wait in the stage for one receiver, beyond ``window_bytes``.
+        heartbeat_s: Time between two heartbeats; more with many replicas. See docs/lifecycle.md#heartbeats.
+        niceness: Added to the niceness of compute threads, so that I/O threads get a core.
+    """
 
     inbox: InboxAddress
     http: TcpAddress | None
@@ -60,9 +102,19 @@ class StageConfig(Section):
 
 
 class SynthesisConfig(Section):
-    """How token2wav splits a stream into chunks and solves the ODE.
+    """How token2wav splits a stream into chunks of blocks (24 mel frames, 0.24 s) and solves the ODE.
 
-    A block is 24 mel frames (12 codec tokens, 0.24 s) in the released checkpoints.
+    Attributes:
+        first_chunk_blocks: Length of the first chunk.  Without streaming a reply is one chunk, of any length.
+        max_chunk_blocks: Longest chunk, also of a request's ``chunk_frames``.
+        look_ahead_blocks: Blocks after a chunk that must be known before it is computed.
+        time_points: Points of the ODE's time axis, from 2 to 257; the solver takes one step fewer.
+        guidance_scale: Classifier-free guidance. Below 1e-5 there is none, and half the work.
+        sway_coefficient: Sway sampling of the time axis. ``null`` spaces the points evenly.
+        max_batch_frames: Most mel frames solved in a step. A larger chunk runs alone.
+        max_vocoder_frames: Most mel frames converted to audio in a step; longer chunks in pieces.
+        precision: On a GPU: ``fast`` (TF32), ``exact`` (float32, for parity with transformers), or
+            ``bfloat16`` (the DiT). A CPU is always exact. See docs/models.md#half-precision.
     """
 
     first_chunk_blocks: Annotated[int, Field(gt=0)] = 1
@@ -77,7 +129,15 @@ class SynthesisConfig(Section):
 
 
 class ThinkerConfig(StageConfig):
-    """The thinker stage."""
+    """The thinker stage.
+
+    Attributes:
+        inbox: Where the thinker listens for the gateway. Port ``*`` takes a free one.
+        http: Where the thinker serves metrics and health. ``null``: nowhere; vLLM then keeps no metrics. See
+            docs/metrics.md.
+        playback_margin_s: While a reply is less than this ahead of its listener, replies further ahead wait,
+            and prompts are computed in pieces. 0: neither. See docs/stages.md#the-playback-clock.
+    """
 
     inbox: InboxAddress = "tcp://127.0.0.1:5562"
     http: TcpAddress | None = "tcp://127.0.0.1:5572"
@@ -86,7 +146,15 @@ class ThinkerConfig(StageConfig):
 
 
 class TalkerConfig(StageConfig):
-    """The talker stage."""
+    """The talker stage.
+
+    Attributes:
+        inbox: Where the talker listens for the thinker.
+        http: Where the talker serves metrics and health, as ``stages.thinker.http``.
+        playback_margin_s: As ``stages.thinker.playback_margin_s``.
+        max_held_bytes: Most bytes of conditioning rows in the talker. See
+            docs/memory.md#rows-that-the-talker-holds.
+    """
 
     inbox: InboxAddress = "tcp://127.0.0.1:5563"
     http: TcpAddress | None = "tcp://127.0.0.1:5573"
@@ -96,7 +164,14 @@ class TalkerConfig(StageConfig):
 
 
 class Token2WavConfig(StageConfig):
-    """The token2wav stage."""
+    """The token2wav stage.
+
+    Attributes:
+        inbox: Where token2wav listens for the talker.
+        http: Where token2wav serves metrics and health, as ``stages.thinker.http``.
+        playback_margin_s: A chunk is cut when its listener has this much left, beyond the time for synthesis.
+            0: as soon as a block is there.
+    """
 
     inbox: InboxAddress = "tcp://127.0.0.1:5564"
     http: TcpAddress | None = "tcp://127.0.0.1:5574"

@@ -11,7 +11,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from shared.http import BACKLOG
-from shared.http.protocol import KEEP_ALIVE_S, MAX_HEAD_BYTES, BoundedProtocol, Malformed, Places
+from shared.http.protocol import KEEP_ALIVE_S, BoundedProtocol, Malformed, Places
 
 MAX_WATCHERS: Final = 64
 """Open connections for health checks and metrics; beyond it the oldest is closed."""
@@ -57,7 +57,6 @@ class BoundedServer(uvicorn.Server):
                 server_header=False,
                 timeout_keep_alive=KEEP_ALIVE_S,
                 timeout_graceful_shutdown=FAREWELL_S,
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
                 **options,
             )
         )

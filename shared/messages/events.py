@@ -1,6 +1,6 @@
 """Any stage to gateway: what came out."""
 
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import msgspec
 from msgspec import Meta
@@ -32,6 +32,7 @@ class TextDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
         logprobs: Of each token, if they were asked for.
     """
 
+    stage: ClassVar[StageName] = "thinker"
     request_id: RequestId
     seq: Count
     token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
@@ -49,6 +50,7 @@ class CodecDelta(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         conditioned: The talker has all conditioning rows: it needs no thinker any more.
     """
 
+    stage: ClassVar[StageName] = "talker"
     request_id: RequestId
     seq: Count
     token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
@@ -65,6 +67,7 @@ class AudioChunk(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_onl
         last: No chunk follows.
     """
 
+    stage: ClassVar[StageName] = "token2wav"
     request_id: RequestId
     seq: Count
     samples: Count

@@ -36,13 +36,13 @@ class StageMetrics(Collector):
             yield from self._of_report(report)
         yield histogram(
             "omnirelay_stage_step_seconds",
-            "Duration of a step of the stage's loop: one step of the engine, and sending what came out.",
+            "Duration of an engine's step and of sending its output.",
             [(self._labels, self._loop.step_seconds)],
         )
         yield counter(
             "omnirelay_stage_seconds_total",
-            "The loop's time by activity: wait for work, take messages, compute the model, "
-            "run the engine around it, send.",
+            "The loop's time by `activity`; `wait`: for work or a slow receiver; `model`: forward passes (on "
+            "a GPU their launches; nothing with tensor parallelism); `engine`: the rest of a step.",
             [
                 ({**self._labels, "activity": activity}, seconds)
                 for activity, seconds in self._loop.seconds.items()
@@ -50,22 +50,22 @@ class StageMetrics(Collector):
         )
         yield counter(
             "omnirelay_stage_failures_total",
-            "Requests that failed in this stage, by error code.",
+            "Requests that failed in this stage; `reason` is an error code.",
             by_reason(self._labels, self._loop.failures, *(error.code for error in _OWN_FAULTS)),
         )
         yield counter(
             "omnirelay_stage_drops_total",
-            "Requests dropped before their end, because the gateway aborted them or was gone.",
+            "Requests dropped early: `reason` is `aborted` by the gateway, or `orphaned` by its loss.",
             by_reason(self._labels, self._loop.drops, *get_args(DropReason)),
         )
         yield counter(
             "omnirelay_heartbeats_sent_total",
-            "Heartbeats sent, to all gateways together; none to one that is not connected.",
+            "Heartbeats sent, to all gateways together.",
             [(self._labels, self._membership.queues.beats[0])],
         )
         yield counter(
             "omnirelay_heartbeats_sent_late_total",
-            "Heartbeats more than an interval late, because their thread was not scheduled.",
+            "Heartbeats more than an interval late: the machine is overloaded.",
             [(self._labels, self._membership.queues.beats[1])],
         )
         yield gauge(
@@ -78,12 +78,12 @@ class StageMetrics(Collector):
     def _of_report(self, report: Heartbeat) -> Iterator[Metric]:
         yield gauge(
             "omnirelay_stage_info",
-            "Always 1; the id is random per process.",
+            "Always 1; `instance_id` is random per process.",
             [({**self._labels, "instance_id": report.instance}, 1)],
         )
         yield gauge(
             "omnirelay_stage_requests",
-            "Requests in the engine's batch, and requests that wait for memory, rows, tokens or media.",
+            "Requests by `state`: in the engine's batch, or waiting for memory, rows, tokens or media.",
             [
                 ({**self._labels, "state": "running"}, report.load.running),
                 ({**self._labels, "state": "waiting"}, report.load.waiting),

@@ -166,12 +166,10 @@ class _Complaints(logging.Handler):
         if self.silent or now < self._quiet_until:
             return
         self._quiet_until = now + QUIET_S
-        log.warning(
-            "traces cannot be sent to %s (not repeated for %.0f s): %s",
-            self._url,
-            QUIET_S,
-            record.getMessage(),
-        )
+        text = "traces cannot be sent to %s (not repeated for %.0f s): %s"
+        told = (self._url, QUIET_S, record.getMessage())
+        # Not log.warning: Python 3.13 ignores a logger's calls while a handler takes a record.
+        log.callHandlers(log.makeRecord(log.name, logging.WARNING, __file__, 0, text, told, None))
 
 
 class _Exporter(OTLPSpanExporter):

@@ -357,6 +357,6 @@ class PeerMetrics(Collector):
         """See :class:`prometheus_client.registry.Collector`."""
         yield counter(
             "omnirelay_peers_refused_total",
-            "Connections between processes that were refused, by reason.",
+            "Connections between processes refused for their keys, or broken off (`reason`: `handshake`).",
             by_reason({"stage": self._context.role}, self._context.guard.refused, *_REASONS),
         )

@@ -53,23 +53,22 @@ class EdgeMetrics(Collector):
         )
         yield histogram(
             "omnirelay_edge_wait_seconds",
-            "Time from when a message was encoded until ZeroMQ took it, on the sender's clock. What it then "
-            "spends in ZeroMQ and on the wire is not in it: two processes have no clock in common.",
+            "Time from the encoding of a message until ZeroMQ took it.",
             ((labels, queue.waited) for labels, queue in self._sending),
         )
         yield gauge(
             "omnirelay_edge_backlog_bytes",
-            "Bytes that wait in the sender because the receiver has not taken them.",
+            "Bytes that wait in the sender for a slow receiver.",
             ((labels, queue.backlog_bytes) for labels, queue in self._sending),
         )
         yield gauge(
             "omnirelay_edge_outstanding_bytes",
-            "Bytes handed to ZeroMQ for which no credit has come back.",
+            "Bytes sent for which no credit has come back; a quarter of `window_bytes` is normal.",
             ((labels, queue.outstanding_bytes) for labels, queue in self._sending),
         )
         yield counter(
             "omnirelay_edge_stalled_seconds_total",
-            "Time in which something waited in the sender because a receiver had not taken what came before.",
+            "Time in which bytes waited in the sender, summed over receivers.",
             ((labels, queue.stalled_s) for labels, queue in self._sending),
         )
         yield counter(
@@ -84,12 +83,12 @@ class EdgeMetrics(Collector):
         )
         yield histogram(
             "omnirelay_edge_decode_seconds",
-            "Time to decode and check a message that was not refused.",
+            "Time to decode and check an accepted message.",
             ((labels, queue.received.codec_seconds) for labels, queue in self._receiving),
         )
         yield counter(
             "omnirelay_edge_refused_messages_total",
-            "Messages that were rejected, by error code.",
+            "Messages that were invalid; `reason` is an error code.",
             (
                 sample
                 for labels, codes in self._refused

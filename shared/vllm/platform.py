@@ -1,6 +1,5 @@
 """What differs between a CPU and a GPU: the worker's base class and a few engine defaults."""
 
-import json
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +9,8 @@ from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.engine.llm_engine import LLMEngine
 
-from omnirelay.errors import CheckpointError, StageStartError
+from omnirelay.errors import StageStartError
+from shared.checkpoints import read_config
 from shared.config import EngineConfig
 from shared.devices import cuda_compiler
 from shared.engine_defaults import ALONE_UTILIZATION, CPU_BLOCK_SIZE, batch_size, kv_cache_bytes
@@ -41,7 +41,7 @@ def require_quantization(stage: StageName, model: Path, config: EngineConfig) ->
         StageStartError: It cannot; vLLM would fail over a missing operator.
         CheckpointError: config.json cannot be read.
     """
-    values = _read_config(model)
+    values = read_config(model)
     of_thinker = (values.get("thinker_config") or {}).get("text_config") or {}
     told = values.get("quantization_config") or of_thinker.get("quantization_config") or {}
     # What config.json says is of the thinker's weights alone.
@@ -128,15 +128,6 @@ def _checkpoint_dtype(model: Path) -> str:
     Raises:
         CheckpointError: config.json is missing or is not JSON.
     """
-    values = _read_config(model)
+    values = read_config(model)
     dtype = values.get("dtype") or values.get("torch_dtype")
     return str(dtype) if dtype else "auto"
-
-
-def _read_config(model: Path) -> dict[str, Any]:
-    path = model / "config.json"
-    try:
-        values: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path} cannot be read: {error}") from error
-    return values

@@ -216,18 +216,18 @@ class StageScheduler(Scheduler):
         labels = {"stage": stage}
         yield histogram(
             "omnirelay_stage_batch_requests",
-            "Requests in a step of the engine that computed something.",
+            "Requests in an engine step that computed something.",
             [(labels, self.batch_sizes)],
         )
         if self.kv_cache_config.kv_cache_groups:
             yield gauge(
                 "omnirelay_kv_cache_usage_ratio",
-                "Share of the KV cache's blocks that requests hold now, from 0 to 1.",
+                "Share of the KV cache in use, from 0 to 1; not of token2wav.",
                 [(labels, self.get_kv_cache_usage())],
             )
             yield counter(
                 "omnirelay_preemptions_total",
-                "Times that a request had to give its KV blocks back and was computed again later.",
+                "Requests that lost their KV blocks and were computed again; not of token2wav.",
                 [(labels, self.preemptions)],
             )
 

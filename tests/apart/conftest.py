@@ -7,12 +7,11 @@ from pathlib import Path
 import pytest
 
 from omnirelay import Client
-from shared.messages import STAGES
 from tests.apart.crowd import ANSWERS_S
 from tests.apart.network import Network
 from tests.apart.stack import NAMES, ApartStack
 from tests.chaos.streams import Heard, Stream
-from tests.support.processes import Processes, wait_until
+from tests.support.processes import Processes
 from tests.support.restarting import STREAMS
 from tests.support.stack import make_config
 
@@ -20,13 +19,12 @@ from tests.support.stack import make_config
 @pytest.fixture(scope="session")
 def undisturbed(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> list[Heard]:
     """The answers of a stack on one host, on the loopback and without keys."""
-    with Processes(make_config(tiny_checkpoint), tmp_path_factory.mktemp("alone")) as alone:
-        for name in ("gateway", *STAGES):
-            alone.start(name)
-        wait_until(alone.ready, "the stack on one host is ready")
-        with Client(alone.address) as client:
-            streams = [Stream(client, number) for number in range(STREAMS)]
-            return [stream.result(time.monotonic() + ANSWERS_S) for stream in streams]
+    with (
+        Processes(make_config(tiny_checkpoint), tmp_path_factory.mktemp("alone")) as alone,
+        Client(alone.start_all().address) as client,
+    ):
+        streams = [Stream(client, number) for number in range(STREAMS)]
+        return [stream.result(time.monotonic() + ANSWERS_S) for stream in streams]
 
 
 @pytest.fixture(scope="session")

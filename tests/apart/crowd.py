@@ -7,7 +7,7 @@ from typing import Final, Self
 import numpy as np
 
 from tests.apart.stack import ApartStack
-from tests.chaos.streams import Heard, Stream, request_for
+from tests.chaos.streams import Heard, Stream, check_heard, request_for
 from tests.support.processes import wait_until
 from tests.support.restarting import STREAMS
 
@@ -48,14 +48,8 @@ class Crowd:
 
     def check(self) -> None:
         """Wait for all answers, compare them, and say how long they took."""
-        until = time.monotonic() + ANSWERS_S
-        answers = [stream.result(until) for stream in self._streams]
-        found = {
-            number: faults
-            for number, (heard, other) in enumerate(zip(answers, self._undisturbed, strict=True))
-            if (faults := heard.differences(other))
-        }
-        assert not found
+        check_heard(self._streams, self._undisturbed)
+        answers = [stream.heard for stream in self._streams]
         ttfa = [
             heard.first_audio - self._began
             for number, heard in enumerate(answers)

@@ -38,7 +38,6 @@ class ApartStack(Processes):
             "http": "tcp://127.0.0.1:8000",
             "events": f"tcp://{address}:5560",
             "control": f"tcp://{address}:5561",
-            "resume_wait_s": 120.0,
             "limits": {"max_active": 9},
         }
         stages: dict[str, dict[str, Any]] = {stage: {"threads": 1} for stage in STAGES}

@@ -1,7 +1,6 @@
 """Gateways behind one name, as behind a headless Service: they come and go, with new addresses."""
 
 import signal
-import time
 from collections.abc import Iterator
 from functools import partial
 from pathlib import Path
@@ -11,7 +10,7 @@ import pytest
 
 from omnirelay import Client
 from shared.messages import STAGES
-from tests.chaos.streams import Heard, Stream
+from tests.chaos.streams import Stream, check_heard, heard_of
 from tests.support.ports import free_ports
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import free_addresses, make_config
@@ -36,7 +35,7 @@ class Named(Processes):
             self._clients[gateway] = dict(zip(keys, free_addresses(len(keys)), strict=True))
         config = make_config(
             model,
-            gateway={**self._met(NAME), "resume_wait_s": 120.0, "drain_s": 60.0},
+            gateway={**self._met(NAME), "drain_s": 60.0},
             security={"internal_network": True},
         )
         super().__init__(config, directory)
@@ -81,11 +80,6 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         yield running
 
 
-def answers(streams: list[Stream]) -> list[Heard]:
-    until = time.monotonic() + ANSWERS_S
-    return [stream.result(until) for stream in streams]
-
-
 def speaks(streams: list[Stream]) -> bool:
     return any(stream.heard.chunks for stream in streams)
 
@@ -95,8 +89,7 @@ def test_gateways_replace_each_other_behind_their_name(stack: Named) -> None:
     listens = {gateway: stack.addresses(gateway)["listen"] for gateway in HOSTS}
     pids = {stage: stack.running[stage].pid for stage in STAGES}
     with Client(listens[one]) as client:
-        undisturbed = answers([Stream(client, number) for number in range(STREAMS)])
-    assert [each.error for each in undisturbed] == [None] * STREAMS
+        undisturbed = heard_of([Stream(client, number) for number in range(STREAMS)])
     stack.start(two)
     stack.name(one, two)
     wait_until(lambda: stack.whole(two), "the second has all stages")
@@ -115,16 +108,11 @@ def test_gateways_replace_each_other_behind_their_name(stack: Named) -> None:
             # No name for it any more, but what it has goes on.
             stack.name(staying, coming)
             stack.signal(leaving, signal.SIGTERM)
-            heard = answers(streams)
-        wrong = [each.differences(undisturbed[number]) for number, each in enumerate(heard)]
-        assert wrong == [[]] * STREAMS
+            check_heard(streams, undisturbed)
         assert stack.running.pop(leaving).wait(90) == 0
         for gateway in (staying, coming):
             with Client(listens[gateway]) as client:
-                again = answers([Stream(client, number) for number in range(STREAMS)])
-            assert [each.differences(undisturbed[number]) for number, each in enumerate(again)] == (
-                [[]] * STREAMS
-            )
+                check_heard([Stream(client, number) for number in range(STREAMS)], undisturbed)
     assert {stage: stack.running[stage].pid for stage in STAGES} == pids
     assert all(stack.running[stage].poll() is None for stage in STAGES)
 
@@ -137,12 +125,11 @@ def test_a_lost_gateway_disturbs_nothing_while_its_name_cannot_be_resolved(stack
         Client([stack.addresses(one)["listen"], stack.addresses(three)["listen"]]) as moving,
         Client(stack.addresses(three)["listen"]) as staying,
     ):
-        undisturbed = answers([Stream(staying, number) for number in range(STREAMS)])
+        undisturbed = heard_of([Stream(staying, number) for number in range(STREAMS)])
         streams = [Stream((moving, staying)[number % 2], number) for number in range(STREAMS)]
         wait_until(partial(speaks, streams[::2]), "speech comes", ANSWERS_S)
         stack.kill(one)
-        heard = answers(streams)
-    assert [each.differences(undisturbed[number]) for number, each in enumerate(heard)] == [[]] * STREAMS
+        check_heard(streams, undisturbed)
     # It comes back where it was.
     stack.start(one)
     wait_until(lambda: stack.whole(one), "it has all stages")

@@ -1,20 +1,17 @@
 """What is made of measurements: playback, percentiles, differences of counters, comparison of answers."""
 
 import math
-from itertools import accumulate
 
 import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.measure.answer import MeasuredAnswer, least_start, play, timing
+from benchmarks.measure.answer import MeasuredAnswer, play, timing
 from benchmarks.measure.counters import Counters
-from benchmarks.measure.otlp import Span, Trace
 from benchmarks.measure.results import Measured, Table, as_table, mean, percentile
 from benchmarks.measure.workload import answer_of
 from benchmarks.scenarios.concurrency import Compared
-from benchmarks.scenarios.listening import PARTS, parts_of
 from benchmarks.scenarios.questions import RATE, question
 from shared.messages import SAMPLE_RATE
 
@@ -33,20 +30,21 @@ def answer(index: int = 0, text: list[int] | None = None, samples: int = 2400) -
     )
 
 
-def test_audio_that_comes_in_time_is_played_without_a_gap() -> None:
-    assert play([(10.0, SAMPLE_RATE), (11.0, SAMPLE_RATE), (11.5, SAMPLE_RATE)]) == (0, 0.0)
-
-
-def test_late_audio_is_an_underrun_and_shifts_what_follows() -> None:
-    pieces = [(10.0, SAMPLE_RATE), (11.5, SAMPLE_RATE), (12.5, SAMPLE_RATE), (14.0, SAMPLE_RATE)]
-    underruns, silent_s = play(pieces)
-    assert underruns == 2
-    assert silent_s == pytest.approx(1.0)
-
-
-def test_an_empty_piece_is_not_heard() -> None:
-    assert play([(10.0, 0), (12.0, SAMPLE_RATE), (15.0, 0)]) == (0, 0.0)
-    assert play([]) == (0, 0.0)
+@pytest.mark.parametrize(
+    ("pieces", "underruns", "silent_s"),
+    [
+        ([(10.0, SAMPLE_RATE), (11.0, SAMPLE_RATE), (11.5, SAMPLE_RATE)], 0, 0.0),
+        # Late audio shifts what follows.
+        ([(10.0, SAMPLE_RATE), (11.5, SAMPLE_RATE), (12.5, SAMPLE_RATE), (14.0, SAMPLE_RATE)], 2, 1.0),
+        # An empty piece is not heard.
+        ([(10.0, 0), (12.0, SAMPLE_RATE), (15.0, 0)], 0, 0.0),
+        ([], 0, 0.0),
+    ],
+)
+def test_late_audio_is_an_underrun(pieces: list[tuple[float, int]], underruns: int, silent_s: float) -> None:
+    found, silence_s = play(pieces)
+    assert found == underruns
+    assert silence_s == pytest.approx(silent_s)
 
 
 @given(
@@ -65,21 +63,10 @@ def test_what_is_heard_and_silent_spans_the_time_until_the_end(pieces: list[tupl
         assert heard[0][0] + length + stalled >= heard[-1][0] + heard[-1][1] / SAMPLE_RATE - 1e-9
 
 
-@given(st.lists(st.tuples(st.floats(0, 2), st.integers(1, SAMPLE_RATE)), min_size=1, max_size=20))
-def test_the_least_start_is_the_earliest_without_a_gap(waits: list[tuple[float, int]]) -> None:
-    times = list(accumulate(wait for wait, _ in waits))
-    pieces = [(at, samples) for at, (_, samples) in zip(times, waits, strict=True)]
-    delay = least_start(pieces) - times[0]
-    assert delay >= 0
-    assert play(pieces, delay) == (0, 0.0)
-    if delay > 0.01:
-        assert play(pieces, delay - 0.01)[0] > 0
-
-
 def test_an_answer_is_heard_from_the_advised_start_on() -> None:
     pieces = [(1.0, SAMPLE_RATE), (2.5, SAMPLE_RATE), (3.25, SAMPLE_RATE)]
     found = timing(msgspec.structs.replace(answer(), pieces=pieces, start_delay_s=0.25))
-    assert (found.ttfa_s, found.start_s, found.least_start_s) == (1.0, 1.25, 1.5)
+    assert (found.ttfa_s, found.start_s) == (1.0, 1.25)
     assert (found.stalled_s, found.stalled_after_delay_s) == (0.5, 0.25)
     assert found.underruns_after_delay == 1
 
@@ -117,9 +104,6 @@ def test_prompts_are_the_same_in_every_run_and_never_alike() -> None:
     assert WORKLOAD.prompt(3) == answer_of(0.1).prompt(3)
     assert len({tuple(WORKLOAD.prompt(index)) for index in range(50)}) == 50
     assert {len(WORKLOAD.prompt(index)) for index in range(5)} == {58}
-
-
-def test_an_answer_of_128_codec_tokens_has_30_of_text() -> None:
     workload = answer_of(2.56)
     assert (workload.prompt_tokens, workload.text_tokens, workload.codec_tokens) == (58, 30, 128)
 
@@ -162,35 +146,3 @@ def test_a_table_has_medians_and_percentiles_and_numbers_on_the_right() -> None:
         *("| a | 3 | 2; 3 | 12,345 |", "| b | 1 | 0.5 |  |"),
     ]
     assert str(Table(title="", columns=["what"], rows=[["one"], [None]])).endswith("| one |\n|  |")
-
-
-def span(name: str, parent: str, begin: int, end: int) -> Span:
-    return Span(
-        service="",
-        name=name,
-        trace_id="t",
-        span_id=f"{parent}/{name}/{begin}",
-        parent_id=parent,
-        server=False,
-        begin=begin,
-        end=end,
-        attributes={},
-        events={},
-        error=None,
-    )
-
-
-def test_the_parts_of_the_way_to_the_first_audio_follow_each_other() -> None:
-    root = span("request", "", 10, 500)
-    stages = [span(name, root.span_id, 30, 490) for name in ("thinker", "talker", "token2wav")]
-    thinker, talker, token2wav = (each.span_id for each in stages)
-    phases = [
-        *(span("prepare", root.span_id, 10, 12), span("queue", root.span_id, 12, 20)),
-        *(span("queue", thinker, 30, 33), span("prefill", thinker, 33, 70), span("decode", thinker, 70, 90)),
-        *(span("queue", talker, 75, 78), span("prefill", talker, 78, 99), span("decode", talker, 99, 300)),
-        *(span("wait_codes", token2wav, 40, 150), span("chunk", token2wav, 150, 240)),
-        *(span("wait_codes", token2wav, 240, 260), span("chunk", token2wav, 260, 490)),
-    ]
-    parts = parts_of(Trace([root, *stages, *phases]), 0, 250)
-    assert len(parts) == len(PARTS)
-    assert [round(1e9 * part) for part in parts] == [10, 10, 13, 37, 8, 21, 51, 90, 10]

@@ -12,18 +12,9 @@ from benchmarks.__main__ import main
 from benchmarks.measure.load import Load
 from benchmarks.measure.results import RunResult, read
 from benchmarks.report import figures, levels_of, loads_of
-from shared.messages import SAMPLE_RATE, STAGES
+from shared.messages import STAGES
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(900)]
-SIGNATURE = b"\x89PNG\r\n\x1a\n"
-EDGES = {
-    ("gateway", "thinker"),
-    ("thinker", "gateway"),
-    ("thinker", "talker"),
-    ("talker", "gateway"),
-    ("talker", "token2wav"),
-    ("token2wav", "gateway"),
-}
 
 
 @pytest.fixture(scope="module")
@@ -39,10 +30,9 @@ def result(folder: Path) -> RunResult:
     return read(folder / "quick-tiny.json")
 
 
-def test_tables_and_a_picture_are_written(folder: Path) -> None:
+def test_tables_are_written(folder: Path) -> None:
     names = {path.name for path in folder.iterdir()}
-    assert names == {"quick-tiny.json", "quick-tiny.md", "quick-tiny-profile.png"}
-    assert (folder / "quick-tiny-profile.png").read_bytes().startswith(SIGNATURE)
+    assert names == {"quick-tiny.json", "quick-tiny.md"}
     report = (folder / "quick-tiny.md").read_text(encoding="utf-8")
     assert "are equal in all" in report
     assert "nan" not in report
@@ -82,8 +72,6 @@ def test_answers_have_the_forced_lengths(result: RunResult) -> None:
             assert 0 < answer.ttft_s <= answer.ttfa_s <= answer.completion_s <= load.wall_s
             assert answer.real_time_factor == pytest.approx(answer.completion_s / answer.audio_s)
             assert (answer.underruns == 0) == (answer.stalled_s == 0)
-    digests = {answer.codec_digest for load in result.loads for answer in load.answers}
-    assert len(digests) == len({answer.index for load in result.loads for answer in load.answers})
 
 
 def test_a_loops_activities_make_up_its_time(result: RunResult) -> None:
@@ -100,19 +88,6 @@ def test_a_loops_activities_make_up_its_time(result: RunResult) -> None:
         assert talker.steps * talker.mean_batch >= codecs
 
 
-def test_edges_carried_what_the_answers_are_made_of(result: RunResult) -> None:
-    for load in loads_of(result, "omnirelay"):
-        edges = {(edge.sender, edge.receiver): edge for edge in load.edges}
-        assert edges.keys() == EDGES
-        assert edges["gateway", "thinker"].messages == len(load.answers)
-        assert edges["thinker", "gateway"].messages == sum(each.text_tokens for each in load.answers)
-        samples = sum(answer.audio_s for answer in load.answers) * SAMPLE_RATE
-        assert edges["token2wav", "gateway"].bytes > 4 * samples
-        pieces = sum(len(answer.delivery_s) for answer in load.answers)
-        assert edges["token2wav", "gateway"].messages == pieces
-        assert all(each > 0 for answer in load.answers for each in answer.delivery_s)
-
-
 def test_memory_of_every_process_is_told(result: RunResult) -> None:
     def processes(load: Load) -> set[str]:
         assert set(load.cpu_s) == set(load.peak_memory)
@@ -127,12 +102,6 @@ def test_memory_of_every_process_is_told(result: RunResult) -> None:
     assert {frozenset(processes(load)) for load in loads_of(result, "transformers")} == {
         frozenset({"transformers"})
     }
-
-
-def test_parts_of_transformers_make_up_its_time(result: RunResult) -> None:
-    for load in loads_of(result, "transformers"):
-        assert set(load.parts) == {"thinker", "talker", "token2wav, DiT", "token2wav, vocoder"}
-        assert 0.5 < sum(load.parts.values()) / sum(each.completion_s for each in load.answers) <= 1
 
 
 def test_a_hop_is_the_sum_of_its_parts(result: RunResult) -> None:
@@ -175,9 +144,9 @@ def test_answers_that_differ_are_told_loudly(
     assert "THE SERVERS' ANSWERS DIFFER" in told.err
 
 
-@pytest.mark.parametrize("scenario", ["real-time", "way", "questions"])
+@pytest.mark.parametrize("scenario", ["real-time", "questions"])
 def test_other_scenarios_run_to_their_end(scenario: str, tmp_path: Path) -> None:
-    given = ["--quick", "--size", "tiny", "--beside", "0", "--scenarios", scenario, "--out", str(tmp_path)]
+    given = ["--quick", "--size", "tiny", "--scenarios", scenario, "--out", str(tmp_path)]
     assert main(given) == 0
     rows = read(tmp_path / f"tiny-{scenario}.json").measured[scenario]
     assert all(math.isfinite(value) for row in rows for each in row.values.values() for value in each)

@@ -197,3 +197,12 @@ def heard_of(streams: Sequence[Stream], within_s: float = 240.0) -> list[Heard]:
     heard = [stream.result(until) for stream in streams]
     assert [each.error for each in heard] == [None] * len(heard)
     return heard
+
+
+def check_heard(streams: Sequence[Stream], undisturbed: Sequence[Heard]) -> None:
+    """Ids, chunk numbers and every sample are those of an undisturbed run."""
+    found = {
+        stream.number: each.differences(undisturbed[stream.number])
+        for stream, each in zip(streams, heard_of(streams), strict=True)
+    }
+    assert {number: what for number, what in found.items() if what} == {}

@@ -20,11 +20,12 @@ CELLS = [
     Cell("thinker", "garbage", "talking"),
     Cell("token2wav", "hang", "talking"),
     Cell("thinker", "poison", "talking"),
-    Cell("talker", "segfault", "thinking"),
-    Cell("token2wav", "poison", "synthesizing"),
+    Cell("gateway", "kill", "queued"),
+    Cell("gateway", "freeze", "thinking"),
+    Cell("gateway", "stop", "talking"),
     Cell("gateway", "cut", "synthesizing"),
 ]
-"""Each fault, each process, each state; more of gateways, and SIGTERM, is in ``tests/stack``."""
+"""Each fault, process and state, with ``test_chaos_gateways.py``; SIGTERM to stages is in ``tests/stack``."""
 
 
 @pytest.fixture(scope="module")

@@ -14,7 +14,7 @@ from checkpoint import RELEASED_3B, TINY, write_large
 from checkpoint.config import model_config
 
 SHARD_BYTES = 4_000_000
-SHAPE = dataclasses.replace(TINY, talker=dataclasses.replace(TINY.talker, mrope_sections=(8, 8, 0)))
+SHAPE = dataclasses.replace(TINY, talker_mrope=(8, 8, 0))
 
 
 @pytest.fixture(scope="module")

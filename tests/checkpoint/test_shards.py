@@ -16,12 +16,7 @@ from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
 from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
 from shared.checkpoints import WEIGHT_INDEX
 
-SHARDS = {
-    "1": ["thinker"],
-    "2": ["thinker", "talker"],
-    "3": ["talker"],
-    "4": ["token2wav"],
-}
+SHARDS = {"1": ["thinker"], "2": ["thinker", "talker"], "3": ["talker"], "4": ["token2wav"]}
 """Whose tensors each file has; one border between stages lies within a file, as in released checkpoints."""
 MODELS = {"thinker": SpeakingThinker, "talker": ConditionedTalker, "token2wav": Token2WavForSynthesis}
 

@@ -5,16 +5,7 @@ from sysconfig import get_path
 
 import pytest
 
-from tests.clients.running import (
-    ANSWER,
-    EXAMPLES,
-    HEARD,
-    LONGEST_S,
-    QUIET,
-    SHORTEST_S,
-    TRANSCRIPT,
-    Programs,
-)
+from tests.clients.running import ANSWER, EXAMPLES, HEARD, LONGEST_S, QUIET, SHORTEST_S, TRANSCRIPT, Programs
 from tests.support.children import ROOT
 
 pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
@@ -68,8 +59,7 @@ def test_a_user_who_interrupts(programs: Programs, client: str, program: str) ->
 
 
 @pytest.mark.parametrize(
-    ("client", "program"),
-    [("livekit", "livekit_functions.py"), ("openai-agents", "agents_functions.py")],
+    ("client", "program"), [("livekit", "livekit_functions.py"), ("openai-agents", "agents_functions.py")]
 )
 def test_functions_in_realtime_sessions(programs: Programs, client: str, program: str) -> None:
     (city,) = programs.run(client, program)["calls"]

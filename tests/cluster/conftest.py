@@ -8,9 +8,6 @@ import pytest
 from tests.cluster.nodes import SLOT, RayNodes
 from tests.cluster.stack import ClusterStack
 
-RESUME_WAIT_S = 180.0
-"""Longer than Ray and a stage need to come back on a machine that has other work."""
-
 
 @pytest.fixture(scope="session")
 def nodes() -> Iterator[RayNodes]:
@@ -28,7 +25,6 @@ def stack(
         nodes,
         tiny_checkpoint,
         tmp_path_factory.mktemp("cluster"),
-        gateway={"resume_wait_s": RESUME_WAIT_S},
         cluster={"gateway": alone, "token2wav": alone},
     ) as running:
         yield running

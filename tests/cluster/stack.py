@@ -10,7 +10,7 @@ import psutil
 import yaml
 
 from omnirelay import Client, StatusReport
-from tests.chaos.streams import Heard, Stream
+from tests.chaos.streams import Stream
 from tests.cluster.nodes import RayNodes
 from tests.support.processes import wait_until
 from tests.support.stack import COMMAND, inherited, make_config
@@ -113,11 +113,3 @@ class ClusterStack:
     def ask(self, client: Client) -> list[Stream]:
         """Begin the eight streams."""
         return [Stream(client, number) for number in range(STREAMS)]
-
-
-def differences(streams: list[Stream], undisturbed: list[Heard], until: float) -> dict[int, list[str]]:
-    """What clients did not hear as in the undisturbed run, by stream."""
-    found = {
-        stream.number: stream.result(until).differences(undisturbed[stream.number]) for stream in streams
-    }
-    return {number: what for number, what in found.items() if what}

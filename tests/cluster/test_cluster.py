@@ -1,6 +1,5 @@
 """``omnirelay cluster`` on a real Ray cluster of four nodes: placement, scaling, lost and frozen nodes."""
 
-import time
 from collections import Counter
 from collections.abc import Iterator
 
@@ -9,9 +8,9 @@ import pytest
 
 from omnirelay import Client
 from tests.chaos.load import Load
-from tests.chaos.streams import Heard, Stream, heard_of
+from tests.chaos.streams import Heard, Stream, check_heard, heard_of
 from tests.cluster.nodes import CPUS, RayNodes
-from tests.cluster.stack import STREAMS, ClusterStack, differences, folder_of
+from tests.cluster.stack import STREAMS, ClusterStack, folder_of
 from tests.support.processes import wait_until
 
 pytestmark = [pytest.mark.cluster, pytest.mark.timeout(900)]
@@ -107,7 +106,7 @@ def test_a_killed_process_is_restarted_by_ray(
     before_loss = stack.status().resumes
     wait_until(lambda: midway(streams), "somebody hears something", ANSWERS_S)
     psutil.Process(before.pid).kill()
-    assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+    check_heard(streams, undisturbed)
     assert stack.status().resumes > before_loss
     after = stack.wait_until_ready()["talker-1"]
     assert after.pid != before.pid
@@ -124,28 +123,10 @@ def test_a_killed_actor_leaves_no_key_behind(stack: ClusterStack) -> None:
     stack.wait_until_ready()
 
 
-def test_a_killed_node_costs_no_answer_and_its_processes_come_back_elsewhere(
-    stack: ClusterStack, nodes: RayNodes, undisturbed: list[Heard], client: Client
-) -> None:
-    host, names = without_gateway(stack, nodes)
-    streams = stack.ask(client)
-    before_loss = stack.status().resumes
-    wait_until(lambda: midway(streams), "somebody hears something", ANSWERS_S)
-    began = time.monotonic()
-    victims = nodes.kill(host)
-    try:
-        assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
-        assert stack.status().resumes > before_loss
-        print(f"{sorted(names)} killed with their node: all answers after {time.monotonic() - began:.1f} s")
-        wait_until(lambda: away_from(stack, host, names), "they are elsewhere", ANSWERS_S)
-        assert gone(victims)
-    finally:
-        nodes.add()
-
-
 def test_a_node_that_comes_back_finds_its_processes_fenced(
     stack: ClusterStack, nodes: RayNodes, undisturbed: list[Heard], client: Client
 ) -> None:
+    """And costs no answer; a node that is killed: ``test_cluster_gateways.py``."""
     host, names = without_gateway(stack, nodes)
     old = {stack.processes()[name].pid for name in names}
     streams = stack.ask(client)
@@ -154,7 +135,7 @@ def test_a_node_that_comes_back_finds_its_processes_fenced(
     victims = nodes.freeze(host)
     try:
         assert old <= {each.pid for each in victims}
-        assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+        check_heard(streams, undisturbed)
         assert stack.status().resumes > before_loss
         wait_until(lambda: away_from(stack, host, names), "they are elsewhere", ANSWERS_S)
         later = stack.ask(client)
@@ -163,7 +144,7 @@ def test_a_node_that_comes_back_finds_its_processes_fenced(
         nodes.thaw(host, victims)
         nodes.add()
     # The old processes run again while the new ones work on the same requests.
-    assert differences(later, undisturbed, time.monotonic() + ANSWERS_S) == {}
+    check_heard(later, undisturbed)
     wait_until(lambda: gone(victims), "the old processes have ended", FENCED_S)
     ours = {each.pid for each in stack.processes().values()}
     wait_until(
@@ -187,6 +168,6 @@ def test_a_gateway_that_loses_its_node_is_found_on_another(
         assert staying <= {each.pid for each in stack.wait_until_ready().values()}
         with Client(stack.address) as client:
             streams = stack.ask(client)
-            assert differences(streams, undisturbed, time.monotonic() + ANSWERS_S) == {}
+            check_heard(streams, undisturbed)
     finally:
         nodes.add()

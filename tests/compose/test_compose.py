@@ -135,16 +135,6 @@ def test_the_services_become_healthy_in_order(running: Project) -> None:
     assert all(healthy[stage] < begins["gateway"] < healthy["gateway"] for stage in STAGES)
 
 
-def test_it_is_reached_on_this_machine_only(running: Project) -> None:
-    published = {
-        (address["HostIp"], int(address["HostPort"]))
-        for service in SERVING
-        for addresses in running.inspect(service)["NetworkSettings"]["Ports"].values()
-        for address in addresses or []
-    }
-    assert published == {("127.0.0.1", port) for port in running.ports.values()}
-
-
 @pytest.mark.parametrize("service", SERVING)
 def test_a_container_may_do_little(running: Project, service: str) -> None:
     found = running.inspect(service)

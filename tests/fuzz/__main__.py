@@ -48,9 +48,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--seconds", type=int, default=SECONDS, help="for each target (%(default)s)")
     parser.add_argument("--out", type=Path, default=ROOT / "out" / "fuzz", help="what is found, and logs")
     parser.add_argument(
-        "--minimise",
-        action="store_true",
-        help="keep what was found in tests/fuzz/corpus; nothing is fuzzed",
+        "--minimise", action="store_true", help="keep what was found in tests/fuzz/corpus; nothing is fuzzed"
     )
     options = parser.parse_args()
     if unknown := set(options.targets) - set(TARGETS):
@@ -62,7 +60,7 @@ def _fuzz(target: Target, folder: Path, seconds: int) -> tuple[str, bool]:
     """Fuzz one target.
 
     Returns:
-        A line of the table in docs/security.md, and whether no fault was found.
+        A line of a table of results, and whether no fault was found.
     """
     _, seeds = target.load()
     found = _unpack(folder / "corpus", [*target.corpus, *target.faults, *seeds()])

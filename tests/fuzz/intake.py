@@ -104,7 +104,7 @@ class Intake:
     ) -> ResponseStream:
         """Refuse a request: for what is wrong with it, or because it is taken."""
         assert near in {None, "thinker"}
-        hold = Hold(self.held.of(account.share))
+        hold = self.held.of(account.share)
         account.open()
         try:
             self._prepare(account.allowed(request), hold)
@@ -119,7 +119,7 @@ class Intake:
     ) -> Outcome:
         """Do what is done before the thinker hears of it."""
         del client, thinker, goes_on
-        hold = Hold(self.held.of(account.share))
+        hold = self.held.of(account.share)
         try:
             self._prepare(request, hold)
         except OmniRelayError:

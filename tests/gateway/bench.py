@@ -1,16 +1,33 @@
-"""A gateway with real sockets on free ports, and stages imitated at theirs."""
+"""A gateway with real sockets on free ports, stages imitated at theirs, and clients that say anything."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
 
 from gateway.input.fetch import Fetcher
 from gateway.input.prompt import PromptBuilder
 from gateway.process import GatewayProcess
-from omnirelay import AsyncAnswer, AsyncClient
+from omnirelay import AsyncAnswer, AsyncClient, ChatMessage, GenerateRequest
+from omnirelay.events import ErrorEvent
+from omnirelay.protocol import (
+    PROTOCOL_VERSION,
+    ClientMessage,
+    Hello,
+    Refusal,
+    Reply,
+    ServerMessage,
+    Submit,
+    Welcome,
+    pack,
+    parse_tcp,
+    read_frame,
+)
 from shared.config import Config
 from shared.messages import STAGES, StageName
 from tests.gateway.fake_stages import FakeStages, until
@@ -18,6 +35,9 @@ from tests.support.ports import free_ports
 
 SCENARIO_S = 90.0
 
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
+Log = pytest.LogCaptureFixture
 Configure = Callable[..., Config]
 """The fixture ``configure``: makes the configuration of a gateway on free ports."""
 
@@ -32,6 +52,16 @@ class KeepingClient(AsyncClient):
     def chat(self, *arguments: Any, **options: Any) -> AsyncAnswer:
         self.kept.append(super().chat(*arguments, **options))
         return self.kept[-1]
+
+
+Failure = TypeVar("Failure", bound=Exception)
+
+
+async def fails(answer: AsyncAnswer, kind: type[Failure], match: str | None = None) -> Failure:
+    """The error of an answer, which must be of this class, and say this."""
+    with pytest.raises(kind, match=match) as raised:
+        await answer.result()
+    return raised.value
 
 
 def make_config(
@@ -129,3 +159,82 @@ def run(scenario: Coroutine[Any, Any, None]) -> None:
             await scenario
 
     asyncio.run(bounded())
+
+
+class RawClient:
+    """A TCP connection that says whatever the test wants."""
+
+    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.reader = reader
+        self.writer = writer
+
+    @classmethod
+    async def connect(cls, b: Bench, greet: bool = True) -> "RawClient":
+        client = cls(*await asyncio.open_connection(*parse_tcp(b.listen)))
+        if greet:
+            client.say(Hello(PROTOCOL_VERSION))
+            assert isinstance(await client.hear(), Welcome)
+        return client
+
+    def say(self, message: ClientMessage) -> None:
+        self.writer.write(pack(message))
+
+    def say_bytes(self, body: bytes) -> None:
+        self.writer.write(len(body).to_bytes(4, "big") + body)
+
+    async def hear(self) -> ServerMessage:
+        body = await read_frame(self.reader, 2**30)
+        return msgspec.msgpack.decode(body, type=ServerMessage)
+
+    async def told(self) -> tuple[int, str, str]:
+        """The id of a request, and code and message of the error that is its answer."""
+        reply = await self.hear()
+        assert isinstance(reply, Reply), reply
+        assert isinstance(reply.event, ErrorEvent), reply
+        return reply.id, reply.event.code, reply.event.message
+
+    async def refused(self) -> Refusal:
+        """The next word that is about no request, which refuses something."""
+        while isinstance(heard := await self.hear(), Reply):
+            pass
+        assert isinstance(heard, Refusal), heard
+        return heard
+
+    async def accepted(self) -> int:
+        """The id of a request whose first event is no error."""
+        reply = await self.hear()
+        assert isinstance(reply, Reply), reply
+        assert not isinstance(reply.event, ErrorEvent), reply
+        return reply.id
+
+    async def closed(self) -> bool:
+        """The gateway has hung up without another word."""
+        try:
+            return await self.reader.read() == b""
+        except ConnectionResetError:
+            # It had not read all that was sent.
+            return True
+
+    async def close(self) -> None:
+        self.writer.close()
+        try:
+            await self.writer.wait_closed()
+        except ConnectionError:
+            # The gateway hung up first, as it should.
+            return
+
+
+async def serves(b: Bench) -> None:
+    """A well-behaved client is still served."""
+    async with b.client() as client:
+        index = len(b.stages.requests)
+        answer = client.chat("Hi")
+        await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
+        assert (await answer.result()).text == "Hello"
+
+
+def submit(client_id: int, request: GenerateRequest) -> Submit:
+    return Submit(client_id, msgspec.Raw(msgspec.msgpack.encode(request)))
+
+
+HI = GenerateRequest(messages=[ChatMessage("user", "Hi")])

@@ -6,14 +6,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
 from omnirelay import AsyncClient
 from shared.config import Config
 from shared.messages import STAGES
 from tests.gateway.bench import Bench, Configure, bench, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
+from tests.gateway.fake_stages import until
 from tests.gateway.guarded import KEY, OTHER, keys_file
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
+from tests.gateway.realtime import ANSWER, CHUNKS, idle, talking
+from tests.gateway.scripted import Script
 from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
@@ -52,10 +56,22 @@ def configure(checkpoint_dir: Path) -> Configure:
 
 
 @pytest.fixture
-async def tcp(configure: Configure) -> AsyncIterator[Bench]:
-    """A gateway of the default configuration that serves TCP, with stages that are ready."""
-    async with bench(configure()) as b:
+async def tcp(configure: Configure, request: pytest.FixtureRequest) -> AsyncIterator[Bench]:
+    """A gateway that serves TCP, with stages that are ready: by default, or as its file of tests wants it."""
+    async with bench(configure(getattr(request.module, "GATEWAY", None))) as b:
         yield b
+
+
+@pytest.fixture
+def script(tcp: Bench) -> Script:
+    return Script(tcp)
+
+
+@pytest.fixture
+async def served(tcp: Bench, request: pytest.FixtureRequest) -> Bench:
+    """That gateway, whose stages answer every request with a greeting."""
+    tcp.stages.serve(tcp.encode(getattr(request.module, "GREETING", "Hello there")))
+    return tcp
 
 
 @pytest.fixture
@@ -66,10 +82,33 @@ async def client(tcp: Bench) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.fixture
-async def web(configure: Configure) -> AsyncIterator[HttpBench]:
+async def web(configure: Configure, request: pytest.FixtureRequest) -> AsyncIterator[HttpBench]:
     """A gateway that serves HTTP as well."""
-    async with http_bench(configure(http_gateway())) as b:
+    async with http_bench(configure(http_gateway(**getattr(request.module, "GATEWAY", {})))) as b:
         yield b
+
+
+@pytest.fixture
+async def roomy(web: HttpBench) -> HttpBench:
+    """That gateway, with positions for the description of a function."""
+    web.stages.max_positions = 4096
+    await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
+    return web
+
+
+@pytest.fixture
+async def answers(web: HttpBench) -> AsyncIterator[None]:
+    """Every request to that gateway is answered with the same text and speech."""
+    async with speaking(web, ANSWER, CHUNKS):
+        yield
+
+
+@pytest.fixture(name="c")
+async def _session(web: HttpBench) -> AsyncIterator[Connection]:
+    """A realtime session of that gateway, of a client that commits; nothing is held behind it."""
+    async with talking(web) as connection:
+        yield connection
+    await idle(web)
 
 
 @pytest.fixture

@@ -126,9 +126,7 @@ class Further:
 
 
 def send_what_waits(
-    control: ControlClient,
-    inbox: PullQueue[ThinkRequest],
-    events: "dict[StageName, PushQueue[StageEvent]]",
+    control: ControlClient, inbox: PullQueue[ThinkRequest], events: "dict[StageName, PushQueue[StageEvent]]"
 ) -> None:
     for credit in inbox.take_credits():
         control.send(credit)

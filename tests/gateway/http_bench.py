@@ -71,25 +71,30 @@ async def http_bench(config: Config, **how: Any) -> AsyncIterator[HttpBench]:
             yield HttpBench(b.config, b.process, b.stages, client, http)
 
 
-async def speak(b: Bench, request: ThinkRequest, text: str, chunks: Sequence[Samples]) -> None:
-    """Answer a request whole, with this text and this speech."""
+async def speak(
+    b: Bench, request: ThinkRequest, text: str, chunks: Sequence[Samples], pause_s: float = 0.0
+) -> None:
+    """Answer a request whole, with this text and this speech, and pauses between its chunks."""
     name = request.request_id
     if request.resume is None or request.resume.finish_reason is None:
         await b.stages.text(name, 0, b.encode(text), "stop")
     if request.speech is not None:
         await b.stages.codec(name, 0, [7] * 10, "stop")
         for seq, chunk in enumerate(chunks):
+            await asyncio.sleep(pause_s if seq else 0)
             await b.stages.audio(name, seq, chunk.tobytes(), last=seq == len(chunks) - 1)
 
 
 @asynccontextmanager
-async def speaking(b: Bench, text: str, chunks: Sequence[Samples]) -> AsyncIterator[None]:
+async def speaking(
+    b: Bench, text: str, chunks: Sequence[Samples], pause_s: float = 0.0
+) -> AsyncIterator[None]:
     """Answer every request so, inside the block."""
 
     async def loop() -> None:
         index = len(b.stages.requests)
         while True:
-            await speak(b, await b.stages.request(index), text, chunks)
+            await speak(b, await b.stages.request(index), text, chunks, pause_s)
             index += 1
 
     task = asyncio.create_task(loop())

@@ -18,6 +18,19 @@ HOST = "media.test"
 Handler = Callable[[asyncio.StreamWriter], Awaitable[None]]
 
 
+_SIGNS = x509.KeyUsage(
+    digital_signature=False,
+    content_commitment=False,
+    key_encipherment=False,
+    data_encipherment=False,
+    key_agreement=False,
+    key_cert_sign=True,
+    crl_sign=True,
+    encipher_only=False,
+    decipher_only=False,
+)
+
+
 @dataclass
 class Authority:
     """A certificate authority that lives as long as a test.
@@ -53,9 +66,7 @@ class Authority:
         path = self.directory / f"{host}.pem"
         path.write_bytes(
             key.private_bytes(
-                serialization.Encoding.PEM,
-                serialization.PrivateFormat.PKCS8,
-                serialization.NoEncryption(),
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
             )
             + certificate.public_bytes(serialization.Encoding.PEM)
         )
@@ -81,7 +92,14 @@ class Authority:
             .not_valid_before(now + self.begins)
             .not_valid_after(now + self.ends)
             .add_extension(x509.BasicConstraints(ca=ca, path_length=None), critical=True)
+            # Python 3.13 wants these.
+            .add_extension(x509.SubjectKeyIdentifier.from_public_key(key.public_key()), critical=False)
+            .add_extension(
+                x509.AuthorityKeyIdentifier.from_issuer_public_key(self.key.public_key()), critical=False
+            )
         )
+        if ca:
+            builder = builder.add_extension(_SIGNS, critical=True)
         if host is not None:
             names: list[x509.GeneralName] = [x509.DNSName(host)]
             if host[0].isdigit():

@@ -1,16 +1,15 @@
 """A gateway's certificate: renewed while it serves, out of date, or not its own."""
 
 import asyncio
-import http.client
 import logging
 import re
 import signal
 import ssl
 import time
-from contextlib import closing
 from datetime import timedelta
 from pathlib import Path
 
+import httpx
 import pytest
 from cryptography import x509
 from cryptography.hazmat.primitives import serialization
@@ -18,16 +17,16 @@ from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from gateway.access.certificate import read_certificate
 from omnirelay import AsyncClient
-from omnirelay.errors import ConfigError, UnauthenticatedError
+from omnirelay.errors import UnauthenticatedError
 from ops.doctor import network
 from ops.doctor.access import check_access
-from shared.config import Config, TlsConfig
-from tests.gateway.bench import Configure, bench, run
+from shared.config import TlsConfig
+from tests.gateway.bench import Configure, Log, Patch, bench
 from tests.gateway.guarded import KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import http_bench, http_gateway
 from tests.gateway.https_server import Authority
-from tests.gateway.test_processes import read_until, start
-from tests.gateway.test_tls import DAY, Certified, tls_address
+from tests.gateway.test_processes import end, read_until, start
+from tests.gateway.test_tls import DAY, Certified, does_not_start, tls_address
 
 Dates = tuple[timedelta, timedelta]
 EXPIRED: Dates = (-60 * DAY, -DAY)
@@ -51,8 +50,8 @@ class Halves:
         self.key.write_text(text[: text.index("-----BEGIN CERTIFICATE")])
 
 
-async def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
-    configure: Configure, tmp_path: Path, caplog: pytest.LogCaptureFixture
+async def test_a_certificate_without_its_key_changes_nothing(
+    configure: Configure, tmp_path: Path, caplog: Log
 ) -> None:
     old, new = Certified(tmp_path / "old"), Certified(tmp_path / "new")
     files = Halves(tmp_path)
@@ -86,11 +85,7 @@ async def test_a_certificate_without_its_key_changes_neither_it_nor_the_keys(
 
 @pytest.mark.parametrize(("dates", "told"), [(EXPIRED, "expired at"), (TOO_EARLY, "is not valid before")])
 async def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_is_not(
-    configure: Configure,
-    tmp_path: Path,
-    caplog: pytest.LogCaptureFixture,
-    dates: Dates,
-    told: str,
+    configure: Configure, tmp_path: Path, caplog: Log, dates: Dates, told: str
 ) -> None:
     wrong, right = Certified(tmp_path / "wrong", *dates), Certified(tmp_path / "right")
     shown = tmp_path / "shown.pem"
@@ -117,43 +112,28 @@ async def test_a_certificate_out_of_date_is_told_and_does_not_replace_one_that_i
             assert running is not None
 
 
-def test_up_starts_with_a_certificate_out_of_date_and_says_so(
-    place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_up_starts_with_a_certificate_out_of_date(place: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     wrong = Certified(tmp_path / "wrong", *EXPIRED)
     for name in ("CERTIFICATE", "KEY"):
         monkeypatch.setenv(f"OMNIRELAY_GATEWAY__TLS__{name}", str(wrong.pem))
     with start("omnirelay.cli", "up") as process:
-        try:
-            lines = read_until(process, "ready: tls://")
-            assert any(line.startswith("[gateway]") and "expired at" in line for line in lines)
-            process.send_signal(signal.SIGINT)
-            process.communicate(timeout=60)
-        finally:
-            process.kill()
-    assert process.returncode == 0
-
-
-def metric(address: str, context: ssl.SSLContext) -> float | None:
-    host, _, port = address.removeprefix("tcp://").rpartition(":")
-    with closing(http.client.HTTPSConnection(host, int(port), timeout=10, context=context)) as connection:
-        connection.request("GET", "/metrics")
-        text = connection.getresponse().read().decode()
-    found = re.search(r"^omnirelay_tls_certificate_expiry_timestamp_seconds (\S+)$", text, re.MULTILINE)
-    return float(found[1]) if found else None
+        lines = read_until(process, "ready: tls://")
+        assert any(line.startswith("[gateway]") and "expired at" in line for line in lines)
+        end(process, signal.SIGINT)
 
 
 async def test_when_it_expires_is_a_metric(configure: Configure, tmp_path: Path) -> None:
     old, new = Certified(tmp_path / "old"), Certified(tmp_path / "new", ends=90 * DAY)
 
     async with http_bench(configure(http_gateway(tls=old.config))) as b:
-        assert b.config.gateway.http is not None
         for certified, days in ((old, 60), (new, 90)):
             old.pem.write_bytes(certified.pem.read_bytes())
             b.process.access.reload()
             trusting = ssl.create_default_context(cafile=certified.ca)
-            expiry = await asyncio.to_thread(metric, b.config.gateway.http, trusting)
-            assert expiry == pytest.approx(time.time() + days * 86_400, abs=120)
+            async with httpx.AsyncClient(verify=trusting) as http:
+                metrics = (await http.get(b.url.replace("http:", "https:") + "/metrics")).text
+            (expiry,) = re.findall(r"(?m)^omnirelay_tls_certificate_expiry_timestamp_seconds (\S+)$", metrics)
+            assert float(expiry) == pytest.approx(time.time() + days * 86_400, abs=120)
 
 
 def pem(certificate: x509.Certificate) -> str:
@@ -212,10 +192,5 @@ def test_a_certificate_that_is_not_for_servers_is_refused(configure: Configure, 
     ((level, what),) = look(configure, file)
     assert level == "problem"
     assert "purpose" in what
-    with pytest.raises(ConfigError, match=r"clients cannot use .*purpose"):
-        run(_open(configure({"tls": {"certificate": str(file), "key": str(file)}})))
-
-
-async def _open(config: Config) -> None:
-    async with bench(config, ready=False):
-        raise AssertionError("it must not start")
+    config = configure({"tls": {"certificate": str(file), "key": str(file)}})
+    does_not_start(config, r"clients cannot use .*purpose")

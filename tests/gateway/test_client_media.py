@@ -30,6 +30,7 @@ from omnirelay.client.request import build_request
 from omnirelay.client.transport.outbox import Outbox, Pieces, frames_of, request_pieces
 from omnirelay.content import MediaPart, media_of
 from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Submit, Welcome, pack
+from tests.gateway.bench import Patch
 
 RNG = np.random.default_rng(0)
 UNLIMITED = Welcome(1)
@@ -91,8 +92,7 @@ def test_pixels_become_png_without_loss(shape: tuple[int, ...]) -> None:
 def test_pictures_of_pil_become_png(mode: str) -> None:
     original = Image.fromarray(RNG.integers(0, 256, (9, 11, 3), np.uint8)).convert(mode)
     with Image.open(file_of(image(original))) as read:
-        assert read.format == "PNG"
-        assert read.mode == (mode if mode not in ("CMYK", "YCbCr", "HSV") else "RGB")
+        assert (read.format, read.mode) == ("PNG", mode if mode not in ("CMYK", "YCbCr", "HSV") else "RGB")
         assert np.array_equal(np.asarray(read.convert("RGB")), np.asarray(original.convert("RGB")))
 
 
@@ -160,7 +160,7 @@ def test_what_is_no_source_is_told(make: Any, told: str) -> None:
         make()
 
 
-def test_files_bytes_and_urls_are_sent_as_they_are(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_files_bytes_and_urls_are_sent_as_they_are(tmp_path: Path, monkeypatch: Patch) -> None:
     path = tmp_path / "a file.mp4"
     path.write_bytes(b"film")
     for source in (path, str(path), b"film", bytearray(b"film"), memoryview(b"film")):
@@ -178,9 +178,7 @@ def test_files_bytes_and_urls_are_sent_as_they_are(tmp_path: Path, monkeypatch: 
         video([unread, unread], 2)
 
 
-def test_what_cannot_be_read_is_named_by_item_and_path(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_read_is_named_by_item_and_path(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "empty.png").touch()
     (tmp_path / "large.png").write_bytes(bytes(11))
     monkeypatch.setattr("omnirelay.client.media.MAX_FILE_BYTES", 10)
@@ -209,13 +207,7 @@ def test_media_stand_before_the_text_in_one_message() -> None:
     system, user = made.messages
     assert system == ChatMessage("system", "Be brief.")
     assert user.role == "user"
-    assert user.content == [
-        audio(b"4"),
-        image(b"2"),
-        image(b"3"),
-        video(b"1"),
-        TextPart("What is this?"),
-    ]
+    assert user.content == [audio(b"4"), image(b"2"), image(b"3"), video(b"1"), TextPart("What is this?")]
     assert made.use_audio_in_video
     assert build_request("", images=b"2").messages == [ChatMessage("user", [image(b"2")])]
     assert build_request("Hi", images=[], audio=[]) == build_request("Hi")

@@ -28,13 +28,10 @@ from omnirelay.protocol import (
     parse_tcp,
 )
 from omnirelay.status import StatusReport
-from shared.config.gateway import Limits
 from shared.http import protocol
-from tests.gateway.bench import Bench, Configure, bench
+from tests.gateway.bench import Bench, Configure, Patch, RawClient, bench, submit
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
-from tests.gateway.raw_client import RawClient, submit
-from tests.support.children import ROOT
 from tests.support.ports import free_ports
 
 CHAT = b"POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -92,58 +89,25 @@ async def ask(s: Sockets, where: tuple[str, int], source: tuple[str, int] | None
     return await is_served(await s.connect(where, LIVE + b"\r\n", source))
 
 
-@pytest.mark.parametrize("length", [b"Transfer-Encoding: chunked", b"Content-Length: 30000000"])
-async def test_a_body_that_never_comes_is_not_waited_for(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, length: bytes
-) -> None:
-    """However long it is said to be."""
-    monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
-
-    async with http_bench(configure(http_gateway())) as b, sockets() as s:
-        reader = await s.connect(b.address, CHAT + length + b"\r\n\r\n")
-        async with asyncio.timeout(60):
-            assert b" 408 " in await reader.readline()
-
-
-@pytest.mark.parametrize("words", [b"", CHAT + b"Transfer-Encoding: chunked\r\n\r\n"])
-async def test_one_address_does_not_take_all_places_of_http(configure: Configure, words: bytes) -> None:
-    async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
-        for _ in range(30):
-            await s.connect(b.address, words)
-        await until(lambda: s.alive() == 16)
-        assert not await ask(s, b.address)
-        for _ in range(3):
-            assert await ask(s, b.address, OTHER)
-        assert await ask(s, monitor_of(b))
-
-
-async def test_one_address_does_not_take_all_places_of_tcp(configure: Configure) -> None:
-    """Idle connections of clients that said hello stay; those of other addresses find a place."""
-
+@pytest.mark.parametrize("words", [None, b"", CHAT + b"Transfer-Encoding: chunked\r\n\r\n"])
+async def test_one_address_does_not_take_all_places(configure: Configure, words: bytes | None) -> None:
+    """Of HTTP, or of TCP where nothing is said; those of other addresses find a place."""
     async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
         listen = parse_tcp(b.listen)
         for _ in range(30):
-            reader, writer = await asyncio.open_connection(*listen)
-            s.open.append((reader, writer))
-            writer.write(b"")
+            await s.connect(b.address if words is not None else listen, words or b"")
         await until(lambda: s.alive() == 16)
-        reader, writer = await asyncio.open_connection(*listen, local_addr=OTHER)
-        raw = RawClient(reader, writer)
-        raw.say(Hello(1))
-        await raw.hear()
-        await raw.close()
-        assert await ask(s, b.address)
+        if words is None:
+            raw = RawClient(*await asyncio.open_connection(*listen, local_addr=OTHER))
+            raw.say(Hello(1))
+            await raw.hear()
+            await raw.close()
+            assert await ask(s, b.address)
+        else:
+            assert not await ask(s, b.address)
+            for _ in range(3):
+                assert await ask(s, b.address, OTHER)
         assert await ask(s, monitor_of(b))
-
-
-def test_how_many_connections_one_address_can_hold_is_documented() -> None:
-    most = Limits().max_connections
-    taken = Places(most, Proxies([]))
-    held = 0
-    while taken.take("192.0.2.1", lambda: None) is not None:
-        held += 1
-    text = (ROOT / "docs" / "security.md").read_text(encoding="utf-8")
-    assert f"alone {held} of {most}" in text
 
 
 def test_idle_connections_of_whoever_holds_most_give_way() -> None:
@@ -172,9 +136,7 @@ def test_idle_connections_of_whoever_holds_most_give_way() -> None:
 
 
 @pytest.mark.parametrize("protocol", ["tcp", "http"])
-async def test_a_full_server_closes_an_idle_connection_for_a_new_address(
-    configure: Configure, protocol: str
-) -> None:
+async def test_a_full_server_makes_place_for_a_new_address(configure: Configure, protocol: str) -> None:
     async with http_bench(configure(watched_gateway(), max_connections=20)) as b, sockets() as s:
         where = parse_tcp(b.listen) if protocol == "tcp" else b.address
         server = b.process.access.tcp_places if protocol == "tcp" else b.process.access.http_places
@@ -193,7 +155,7 @@ async def test_a_full_server_closes_an_idle_connection_for_a_new_address(
         await until(lambda: s.alive() <= 20)
 
 
-async def test_nobody_fills_the_monitor(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_nobody_fills_the_monitor(configure: Configure, monkeypatch: Patch) -> None:
     """The oldest connection is closed for one more, whoever holds it."""
     monkeypatch.setattr("shared.http.server.MAX_WATCHERS", 4)
 
@@ -297,10 +259,7 @@ async def write(writer: asyncio.StreamWriter, size: int) -> None:
         await writer.drain()
 
 
-HEADS = {
-    "one line": b"X: " + b"y" * 40_000 + b"\r\n",
-    "many lines": b"X: y\r\n" * 8000,
-}
+HEADS = {"one line": b"X: " + b"y" * 40_000 + b"\r\n", "many lines": b"X: y\r\n" * 8000}
 
 
 @pytest.mark.parametrize("pieces", [1, 2, 50])
@@ -330,11 +289,10 @@ async def test_a_second_head_has_the_same_limit(web: HttpBench) -> None:
 
 
 @pytest.mark.parametrize("method", [b"POST", b"HEAD"])
-async def test_a_body_with_two_lengths_is_refused(configure: Configure, method: bytes) -> None:
+async def test_a_body_with_two_lengths_is_refused(web: HttpBench, method: bytes) -> None:
     both = b"Content-Length: 200000000\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-
-    async with http_bench(configure(http_gateway())) as b, sockets() as s:
-        reader = await s.connect(b.address, CHAT.replace(b"POST", method) + both)
+    async with sockets() as s:
+        reader = await s.connect(web.address, CHAT.replace(b"POST", method) + both)
         answer = await reader.read()
         assert answer.startswith(b"HTTP/1.1 400")
         assert (b"both a Content-Length and a Transfer-Encoding" in answer) is (method == b"POST")
@@ -342,9 +300,7 @@ async def test_a_body_with_two_lengths_is_refused(configure: Configure, method: 
 
 @pytest.mark.parametrize("keep", [b"Connection: close\r\n", b""])
 @pytest.mark.parametrize("reply", [b"413", b"404"])
-async def test_who_sends_a_long_body_hears_the_answer(
-    configure: Configure, keep: bytes, reply: bytes
-) -> None:
+async def test_who_sends_a_long_body_hears_an_answer(configure: Configure, keep: bytes, reply: bytes) -> None:
     """Also if it reads nothing before it has sent all."""
 
     limits = {"media": {"max_item_bytes": 10**6, "max_request_bytes": 10**6}, "request_bytes": 10**7}
@@ -358,7 +314,7 @@ async def test_who_sends_a_long_body_hears_the_answer(
         assert reply in await reader.readline()
 
 
-async def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr(protocol, "DRAIN_BYTES", 10**6)
 
     async with http_bench(configure(http_gateway())) as b, sockets() as s:
@@ -402,8 +358,8 @@ async def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Conf
         await until(lambda: b.process.access.http_places.quota.used == 0)
 
 
-async def test_a_message_of_a_websocket_that_stops_coming_ends_it(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
+async def test_a_websocket_message_that_stops_coming_ends_it(
+    configure: Configure, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
 
@@ -415,9 +371,7 @@ async def test_a_message_of_a_websocket_that_stops_coming_ends_it(
         assert not b.process._server._uploads._uploads
 
 
-async def test_one_address_does_not_take_all_sessions(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_one_address_does_not_take_all_sessions(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
 
     async with http_bench(configure(http_gateway())) as b:
@@ -431,39 +385,37 @@ async def test_one_address_does_not_take_all_sessions(
             await socket.close()
 
 
-async def test_who_reads_nothing_keeps_no_socket_open(configure: Configure) -> None:
+async def test_who_reads_nothing_keeps_no_socket_open(tcp: Bench) -> None:
     """Not after the end of its requests, when the last messages for it cannot be sent."""
-
     loop = asyncio.get_running_loop()
-    async with bench(configure()) as b:
-        with socket.create_connection(parse_tcp(b.listen)) as deaf:
-            deaf.setblocking(False)
-            await loop.sock_sendall(deaf, pack(Hello(PROTOCOL_VERSION)))
-            server: Any = b.process._server
-            await until(lambda: len(server._connections) == 1)
-            (connection,) = server._connections.values()
-            transport = connection._writer.transport
-            await until(lambda: connection._max_frame_bytes)
-            answered: list[int] = []
-            status = connection._status
+    with socket.create_connection(parse_tcp(tcp.listen)) as deaf:
+        deaf.setblocking(False)
+        await loop.sock_sendall(deaf, pack(Hello(PROTOCOL_VERSION)))
+        server: Any = tcp.process._server
+        await until(lambda: len(server._connections) == 1)
+        (connection,) = server._connections.values()
+        transport = connection._writer.transport
+        await until(lambda: connection._max_frame_bytes)
+        answered: list[int] = []
+        status = connection._status
 
-            def counted() -> StatusReport:
-                answered.append(1)
-                return status()
+        def counted() -> StatusReport:
+            answered.append(1)
+            return status()
 
-            def all_answered() -> bool:
-                return len(answered) == most
+        def all_answered() -> bool:
+            return len(answered) == most
 
-            connection._status, most = counted, 0
-            while not transport.get_write_buffer_size():
-                # Few at once: above the high-water mark the gateway would wait, and not read the end.
-                most = len(answered) + 20
-                for number in range(len(answered), most):
-                    await loop.sock_sendall(deaf, pack(StatusQuery(number)))
-                await until(all_answered)
-            deaf.shutdown(socket.SHUT_WR)
-            await until(lambda: not server._connections and not b.process.access.tcp_places.taken)
-            await until(lambda: transport.get_extra_info("socket").fileno() == -1)
+        connection._status, most = counted, 0
+        while not transport.get_write_buffer_size():
+            # Few at once: above the high-water mark the gateway would wait, and not read the end.
+            most = len(answered) + 20
+            for number in range(len(answered), most):
+                await loop.sock_sendall(deaf, pack(StatusQuery(number)))
+            await until(all_answered)
+        deaf.shutdown(socket.SHUT_WR)
+        await until(lambda: not server._connections and not tcp.process.access.tcp_places.taken)
+        await until(lambda: transport.get_extra_info("socket").fileno() == -1)
 
 
 async def test_a_cancel_does_not_swallow_an_error_that_is_being_sent(tcp: Bench) -> None:

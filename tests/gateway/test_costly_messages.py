@@ -1,8 +1,10 @@
 """Messages that cost far more than their size: time that grows with its square, or memory not counted."""
 
 import asyncio
+import json
 import socket
 import sys
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
@@ -27,11 +29,10 @@ from gateway.validation import Validator
 from omnirelay.content import AudioPart, ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
-from shared.config import Config, MediaConfig
+from shared.config import MediaConfig
 from shared.http.protocol import READ_BYTES, BoundedProtocol
-from tests.gateway.bench import bench
+from tests.gateway.bench import Configure, Patch, RawClient, bench, serves
 from tests.gateway.http_bench import http_bench, http_gateway
-from tests.gateway.raw_client import RawClient, serves
 
 
 @pytest.mark.timeout(60)
@@ -42,7 +43,7 @@ def test_a_name_like_a_message_of_an_error_is_not_searched() -> None:
         convert(fields, Message, "messages[0]")
 
 
-def test_results_of_tools_are_joined_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_of_tools_are_joined_once(monkeypatch: Patch) -> None:
     """One by one, 2,047 results behind one of 4 MB took 14 s."""
     made: list[str] = []
 
@@ -65,6 +66,38 @@ def test_kept_messages_without_text_count_with_what_they_take() -> None:
     assert responses._size(ChatMessage("user", "")) >= sys.getsizeof(ChatMessage("user", ""))
 
 
+async def test_schemas_of_functions_are_checked_off_the_event_loop(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """250 KB of them, as lists in a list, stopped the gateway for 0.4 s."""
+    checkers = set[threading.Thread]()
+
+    def check(schema: str) -> None:
+        checkers.add(threading.current_thread())
+
+    monkeypatch.setattr("gateway.input.tools.require_feasible", check)
+    monkeypatch.setattr("gateway.http.realtime.functions.require_feasible", check)
+    parameters = {"type": "object", "description": "x" * 2**15}
+    function = {"name": "f", "parameters": parameters}
+    settings = {"tools": [{"type": "function", **function}], "tool_choice": "required"}
+    session = {"type": "realtime", "output_modalities": ["text"], **settings}
+    async with http_bench(configure(http_gateway())) as b:
+        tools = [{"type": "function", "function": function}]
+        await b.post(modalities=["text"], tools=tools, tool_choice="required")
+        await b.http.post("/v1/responses", json={"model": "omnirelay", "input": "Hi", **settings})
+        secret = (await b.http.post("/v1/realtime/client_secrets", json={"session": session})).json()["value"]
+        headers = {"Authorization": f"Bearer {secret}"}
+        url = b.url.replace("http:", "ws:") + "/v1/realtime"
+        async with connect(url, additional_headers=headers) as socket:
+            for event in ({"type": "session.update", "session": session}, {"type": "response.create"}):
+                await socket.send(json.dumps(event))
+            while "response.done" not in str(await socket.recv()):
+                pass
+    # Bodies on one thread, which clients use in turn.
+    assert sum(each.name.startswith("parsing") for each in checkers) == 1
+    assert threading.main_thread() not in checkers
+
+
 VALUES = [
     *(None, True, 1, -1, 200, 2**12, 2**20, 2**40, -100, -(2**12), -(2**20), -(2**40), 1.5),
     *("", "x" * 31, "x" * 200, "x" * 2**10, "x" * 2**17, b"", b"x" * 2**10, b"x" * 2**17),
@@ -84,7 +117,7 @@ VALUES = [
         (dict.fromkeys(range(2**17), 0), 2**18 + 1),
     ],
 )
-def test_values_of_a_message_are_counted(monkeypatch: pytest.MonkeyPatch, value: object, count: int) -> None:
+def test_values_of_a_message_are_counted(monkeypatch: Patch, value: object, count: int) -> None:
     message = bytearray(msgspec.msgpack.encode(value))
     for most, few in ((count, True), (count - 1, False)):
         monkeypatch.setattr(incoming, "MAX_VALUES", most)
@@ -92,9 +125,7 @@ def test_values_of_a_message_are_counted(monkeypatch: pytest.MonkeyPatch, value:
 
 
 @pytest.mark.parametrize("as_pieces", [False, True])
-async def test_a_tcp_message_of_very_many_values_is_refused(
-    configure: Callable[..., Config], as_pieces: bool
-) -> None:
+async def test_a_tcp_message_of_very_many_values_is_refused(configure: Configure, as_pieces: bool) -> None:
     """100 MiB of a field that repeats stopped the gateway for a second."""
     field = msgspec.msgpack.encode("chunk_frames") + b"\xdc\x04\x00" + b"\x01" * 1024
     request = b"\xde" + (300).to_bytes(2, "big") + field * 300
@@ -142,8 +173,8 @@ def test_keeping_an_answer_does_not_look_at_all_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chunks", "frames"])
-async def test_little_of_a_connection_is_read_at_once(
-    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch, kind: str
+async def test_little_of_a_stream_is_read_at_once(
+    configure: Configure, monkeypatch: Patch, kind: str
 ) -> None:
     """256 KiB of chunks or frames of a byte stopped the gateway for half a second."""
     sizes = []
@@ -180,9 +211,7 @@ async def test_little_of_a_connection_is_read_at_once(
     assert max(sizes) <= READ_BYTES
 
 
-async def test_a_message_has_a_bounded_number_of_fragments(
-    configure: Callable[..., Config], monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_message_has_a_bounded_number_of_fragments(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.protocol.MAX_FRAGMENTS", 16)
 
     async with (
@@ -199,7 +228,7 @@ async def test_a_message_has_a_bounded_number_of_fragments(
 
 
 def test_a_text_that_is_too_long_by_far_is_not_tokenized_to_its_end(
-    configure: Callable[..., Config], checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, checkpoint_dir: Path, monkeypatch: Patch
 ) -> None:
     """Four million emoji kept all others from their prompts for 6 s."""
     prompts, texts = PromptBuilder(checkpoint_dir), list[str]()
@@ -220,7 +249,7 @@ def test_a_text_that_is_too_long_by_far_is_not_tokenized_to_its_end(
     assert sum(map(len, texts)) == 2 * 2000
 
 
-def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: Patch) -> None:
     """512 items of 64 parts that gave way to a recording stopped the gateway for 8 s."""
     held = MemoryBudget(2**30, lambda: 1).of("a")
     conversation, weighed = RealtimeConversation(MediaConfig(max_request_bytes=2**20), held), 0

@@ -1,16 +1,25 @@
-"""A gateway that is told to stop: what was begun ends, and nothing new begins."""
+"""A gateway that is told to stop ends what was begun; one that is sent SIGHUP ends nothing."""
 
 import asyncio
+import os
+import pty
+import signal
+import subprocess
+import sys
 import time
+from contextlib import suppress
+from pathlib import Path
 
 import pytest
 
-from omnirelay import AsyncClient, errors
+from omnirelay import AsyncClient, Client, errors
+from ops import child
 from shared.messages import STAGES
-from tests.gateway.bench import Bench, Configure, bench
+from tests.gateway.bench import Bench, Configure, bench, fails
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench
 from tests.gateway.scripted import Script, whole
+from tests.gateway.test_processes import gone, read_until, up, wait_for
 
 LONG_S = 60.0
 """A grace period whose end no test sees."""
@@ -32,9 +41,8 @@ async def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -
         await until(lambda: b.counts["queued"] == 1)
         drain, _ = drains(b)
         await until(lambda: b.process.gateway.stopping)
-        with pytest.raises(errors.StoppingError, match="is stopping") as refused:
-            await client.chat("Hi").result()
-        assert 1000 <= refused.value.retry_after_ms <= 1000 * LONG_S
+        refused = await fails(client.chat("Hi"), errors.StoppingError, "is stopping")
+        assert 1000 <= refused.retry_after_ms <= 1000 * LONG_S
         with pytest.raises(errors.GatewayUnreachableError):
             async with AsyncClient(b.listen) as other:
                 await other.status()
@@ -48,9 +56,7 @@ async def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -
 
 
 @pytest.mark.parametrize("hurried", [False, True])
-async def test_what_has_not_ended_in_time_is_cancelled(
-    tcp: Bench, client: AsyncClient, hurried: bool
-) -> None:
+async def test_what_does_not_end_in_time_is_cancelled(tcp: Bench, client: AsyncClient, hurried: bool) -> None:
     answer = client.chat("Hi")
     await tcp.stages.request(0)
     began = time.monotonic()
@@ -61,9 +67,11 @@ async def test_what_has_not_ended_in_time_is_cancelled(
     await drain
     assert hurried or time.monotonic() - began >= 0.3
     stop = asyncio.create_task(tcp.process.stop())
-    with pytest.raises(errors.CancelledRequestError, match="shutting down"):
-        await answer.result()
+    await fails(answer, errors.CancelledRequestError, "shutting down")
     await stop
+    await tcp.stages.aborted(answer.request_id or "")
+    with pytest.raises(errors.GatewayUnreachableError):
+        await tcp.client().connect()
 
 
 async def test_an_answer_that_is_not_read_yet_is_waited_for(web: HttpBench) -> None:
@@ -88,9 +96,7 @@ async def test_an_answer_that_is_not_read_yet_is_waited_for(web: HttpBench) -> N
     await drain
 
 
-async def test_stages_that_stop_at_the_same_moment_serve_the_line_until_the_gateway_has_ended(
-    configure: Configure,
-) -> None:
+async def test_stages_that_stop_too_serve_until_the_gateway_has_ended(configure: Configure) -> None:
     async with bench(configure(max_active=1)) as b, b.client() as client:
         script = Script(b)
         answers = [client.chat("Hi", seed=each) for each in range(3)]
@@ -108,5 +114,51 @@ async def test_stages_that_stop_at_the_same_moment_serve_the_line_until_the_gate
             await whole(answer, script)
         await drain
         assert not any(b.stages.replica(stage).released for stage in STAGES)
+        assert all(b.stages.replica(stage).gateway == b.process.gateway.name for stage in STAGES)
         await b.process.stop()
         await until(lambda: all(b.stages.replica(stage).gateway is None for stage in STAGES))
+
+
+def test_the_launcher_passes_it_on_to_its_gateway(place: Path) -> None:
+    with up() as (process, _), Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+        before = client.status()
+        process.send_signal(signal.SIGHUP)
+        read_until(process, "nothing to reload")
+        assert client.chat("Hello").result().text
+        after = client.status()
+        assert after.gateway.pid == before.gateway.pid
+        assert [each.pid for each in after.stages] == [each.pid for each in before.stages]
+
+
+def test_children_of_the_launcher_outlive_it_at_any_time() -> None:
+    """Also before they have a handler of their own."""
+    code = "import signal, sys; sys.exit(signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN)"
+    command = [sys.executable, "-I", str(child.GUARD), str(os.getpid()), sys.executable, "-c", code]
+    assert subprocess.run(command, check=False, timeout=20).returncode == 0
+
+
+def test_a_stack_whose_terminal_is_closed_stops_in_order(place: Path) -> None:
+    ours, theirs = pty.openpty()
+    code = (
+        # As a shell starts it: another test may have left SIGHUP ignored in this process.
+        "import os, signal, sys; signal.signal(signal.SIGHUP, signal.SIG_DFL);"
+        "terminal = os.open(sys.argv[1], os.O_RDWR);"
+        "[os.dup2(terminal, number) for number in (0, 1, 2)];"
+        "os.execv(sys.executable, [sys.executable, '-m', 'omnirelay.cli', 'up'])"
+    )
+    process = subprocess.Popen([sys.executable, "-c", code, os.ttyname(theirs)], start_new_session=True)
+    try:
+        seen = b""
+        while b"ready: tcp://" not in seen:
+            seen += os.read(ours, 1 << 16)
+        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        assert len(children) == 4
+        os.close(theirs)
+        os.close(ours)
+        assert process.wait(timeout=60) == 0
+        wait_for(lambda: all(gone(int(each)) for each in children))
+    finally:
+        with suppress(OSError):
+            os.close(ours)
+        process.kill()
+        process.wait()

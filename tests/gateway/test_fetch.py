@@ -14,6 +14,7 @@ from gateway.input.fetch import AT_ONCE, Fetcher, resolve
 from gateway.input.urls import parse_https
 from omnirelay.errors import BusyError, ConfigError, MediaTooLargeError, MediaUnreachableError
 from shared.config import MediaConfig
+from tests.gateway.bench import Patch
 from tests.gateway.https_server import HOST, Authority, HttpsServer, https_server
 
 FILE = bytes(range(256)) * 400
@@ -62,8 +63,8 @@ async def test_a_file_comes_whole_and_is_counted_as_it_comes(authority: Authorit
             assert unwanted not in head
 
 
-async def test_nothing_of_the_environment_leads_elsewhere(
-    authority: Authority, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+async def test_the_environment_leads_nowhere(
+    authority: Authority, monkeypatch: Patch, tmp_path: Path
 ) -> None:
     for name in ("https_proxy", "HTTPS_PROXY", "all_proxy"):
         monkeypatch.setenv(name, "http://127.0.0.1:9")
@@ -178,9 +179,7 @@ async def test_what_takes_too_long_is_given_up(authority: Authority, where: str)
 
 
 @pytest.mark.parametrize("addresses", [["127.0.0.1"], ["8.8.8.8", "10.0.0.1"], ["::1"], []])
-async def test_addresses_that_are_not_public_are_not_connected_to(
-    authority: Authority, addresses: list[str]
-) -> None:
+async def test_only_public_addresses_are_connected_to(authority: Authority, addresses: list[str]) -> None:
     async def there(host: str, port: int) -> Sequence[str]:
         return addresses
 

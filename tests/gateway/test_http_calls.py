@@ -9,16 +9,20 @@ import numpy as np
 import pytest
 
 from gateway.requests.metrics import CallEnd
-from tests.gateway.bench import Configure
+from tests.gateway.bench import Configure, Patch
 from tests.gateway.caller import Caller, calling
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, likeness, melody, speaking
-from tests.gateway.test_http_realtime import ANSWER, HELLO, idle
+from tests.gateway.realtime import ANSWER, HELLO, idle
 from tests.gateway.test_turns import SENTENCES, said
 
 SPEECH = melody(1.2)
 CHUNKS = cut(SPEECH, [5760, 11520])
 LONG = (0.2 * melody(20.0)).astype(np.float32)
+
+
+CALLS = {"webrtc": {"enabled": True, "addresses": ["127.0.0.1"]}}
+GATEWAY = CALLS
 """Quiet enough to be interrupted."""
 QUIET: dict[str, Any] = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
 """Without turn detection: only events make answers."""
@@ -47,6 +51,12 @@ async def connected(b: HttpBench, session: dict[str, Any] | None = None) -> Asyn
         yield c
 
 
+@pytest.fixture(name="call")
+async def _call(web: HttpBench) -> AsyncIterator[Caller]:
+    async with connected(web, QUIET) as call:
+        yield call
+
+
 async def ask(c: Caller, last: str = "response.done") -> list[dict[str, Any]]:
     c.send("conversation.item.create", item=HELLO)
     c.send("response.create")
@@ -64,32 +74,31 @@ def kinds(events: list[dict[str, Any]]) -> list[str]:
     return [event["type"] for event in events]
 
 
-async def test_a_spoken_question_gets_a_spoken_answer(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
-        async with calling(b.http) as c:
-            session = await c.call()
-            assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
-            c.microphone.say(said(SENTENCES[0]))
-            events = await c.take("output_audio_buffer.stopped")
-            assert kinds(events)[:3] == [
-                "input_audio_buffer.speech_started",
-                "input_audio_buffer.speech_stopped",
-                "input_audio_buffer.committed",
-            ]
-            done = next(each for each in events if each["type"] == "response.done")
-            assert done["response"]["status"] == "completed"
-            assert "response.output_audio.delta" not in kinds(events)
-            started = kinds(events).index("output_audio_buffer.started")
-            assert kinds(events).index("response.created") < started
-            assert events[started]["response_id"] == done["response"]["id"]
-            assert len({each["event_id"] for each in events}) == len(events)
-            await until(lambda: likeness(c.sound(), SPEECH)[1] > 0.9, "the whole answer")
-        await free(b)
+async def test_a_spoken_question_gets_a_spoken_answer(web: HttpBench, answers: None) -> None:
+    async with calling(web.http) as c:
+        session = await c.call()
+        assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
+        c.microphone.say(said(SENTENCES[0]))
+        events = await c.take("output_audio_buffer.stopped")
+        assert kinds(events)[:3] == [
+            "input_audio_buffer.speech_started",
+            "input_audio_buffer.speech_stopped",
+            "input_audio_buffer.committed",
+        ]
+        done = next(each for each in events if each["type"] == "response.done")
+        assert done["response"]["status"] == "completed"
+        assert "response.output_audio.delta" not in kinds(events)
+        started = kinds(events).index("output_audio_buffer.started")
+        assert kinds(events).index("response.created") < started
+        assert events[started]["response_id"] == done["response"]["id"]
+        assert len({each["event_id"] for each in events}) == len(events)
+        await until(lambda: likeness(c.sound(), SPEECH)[1] > 0.9, "the whole answer")
+    await free(web)
 
 
-async def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, [LONG]):
-        async with connected(b, {"type": "realtime"}) as c:
+async def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, [LONG]):
+        async with connected(web, {"type": "realtime"}) as c:
             done = (await ask(c))[-1]["response"]
             await until(lambda: len(c.loud) > 25, "half a second of the answer")
             first = c.loud[0]
@@ -110,12 +119,12 @@ async def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(config
             assert last - told < 0.15
             # What was sent is what came, but for what is under way.
             assert events[-1]["audio_end_ms"] == pytest.approx(1000 * (last - first), abs=250)
-        await free(b)
+        await free(web)
 
 
-async def test_a_client_clears_what_is_being_played(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, [LONG]):
-        async with connected(b, QUIET) as c:
+async def test_a_client_clears_what_is_being_played(web: HttpBench) -> None:
+    async with speaking(web, ANSWER, [LONG]):
+        async with connected(web, QUIET) as c:
             await ask(c, "output_audio_buffer.started")
             c.send("output_audio_buffer.clear")
             await c.take("output_audio_buffer.cleared")
@@ -127,57 +136,49 @@ async def test_a_client_clears_what_is_being_played(configure: Configure) -> Non
             c.send("output_audio_buffer.clear")
             again = await ask(c, "output_audio_buffer.started")
             assert "output_audio_buffer.cleared" not in kinds(again)
-        await free(b)
+        await free(web)
 
 
-async def test_answers_are_played_one_after_the_other(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
-        async with connected(b, QUIET) as c:
-            first = (await ask(c))[-1]["response"]["id"]
-            await ask(c)
-            played = await c.take("output_audio_buffer.stopped")
-            played += await c.take("output_audio_buffer.stopped")
-            ids = [each["response_id"] for each in played if each["type"].endswith(".stopped")]
-            assert ids[0] == first
-            assert ids[1] != first
-        await free(b)
+async def test_answers_are_played_one_after_the_other(web: HttpBench, answers: None) -> None:
+    async with connected(web, QUIET) as c:
+        first = (await ask(c))[-1]["response"]["id"]
+        await ask(c)
+        played = await c.take("output_audio_buffer.stopped")
+        played += await c.take("output_audio_buffer.stopped")
+        ids = [each["response_id"] for each in played if each["type"].endswith(".stopped")]
+        assert ids[0] == first
+        assert ids[1] != first
+    await free(web)
 
 
-async def test_events_that_cannot_be_processed(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-        c.channel.send(b"binary")
-        c.channel.send("no json")
-        c.send("response.sing", event_id="mine")
-        errors = [(await c.take("error"))[-1]["error"] for _ in range(3)]
-        assert [each["event_id"] for each in errors] == [None, None, "mine"]
+async def test_events_that_cannot_be_processed(web: HttpBench, call: Caller) -> None:
+    call.channel.send(b"binary")
+    call.channel.send("no json")
+    call.send("response.sing", event_id="mine")
+    errors = [(await call.take("error"))[-1]["error"] for _ in range(3)]
+    assert [each["event_id"] for each in errors] == [None, None, "mine"]
 
 
-async def test_a_call_ends_when_its_client_says_so(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-        c.send("conversation.item.create", item=HELLO)
-        c.send("response.create")
-        request = await b.stages.request(0)
-        assert (await c.hang_up()).status_code == 200
-        # The request is aborted at the stages, too.
-        await b.stages.aborted(request.request_id)
-        await asyncio.wait_for(c.ended.wait(), 10)
-        await free(b, "hung_up")
-        assert (await c.hang_up()).status_code == 404
+@pytest.mark.parametrize("how", ["hangs up", "closes"])
+async def test_a_call_ends_when_its_client_says_so(web: HttpBench, call: Caller, how: str) -> None:
+    call.send("conversation.item.create", item=HELLO)
+    call.send("response.create")
+    request = await web.stages.request(0)
+    if how == "closes":
+        await call.close()
+    else:
+        assert (await call.hang_up()).status_code == 200
+    # The request is aborted at the stages, too.
+    await web.stages.aborted(request.request_id)
+    if how == "hangs up":
+        await asyncio.wait_for(call.ended.wait(), 10)
+        await free(web, "hung_up")
+        assert (await call.hang_up()).status_code == 404
+    else:
+        await free(web)
 
 
-async def test_a_call_ends_with_its_peer(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b:
-        async with connected(b, QUIET) as c:
-            c.send("conversation.item.create", item=HELLO)
-            c.send("response.create")
-            request = await b.stages.request(0)
-        await b.stages.aborted(request.request_id)
-        await free(b)
-
-
-async def test_a_call_ends_when_its_peer_vanishes(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_call_ends_when_its_peer_vanishes(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr("aioice.ice.CONSENT_INTERVAL", 0.1)
 
     async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
@@ -192,14 +193,17 @@ async def test_a_call_ends_when_its_peer_vanishes(
         ("gateway.http.realtime.webrtc.call.CONNECT_S", 0.2, "unconnected"),
         ("gateway.http.realtime.webrtc.call.IDLE_S", 0.5, "time_limit"),
         ("gateway.http.realtime.webrtc.call.FAST_S", -1.0, "too_fast"),
+        ("max_call_s", 0.5, "time_limit"),
     ],
 )
 async def test_calls_are_bounded_in_time(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, limit: str, value: float, end: CallEnd
+    configure: Configure, monkeypatch: Patch, limit: str, value: float, end: CallEnd
 ) -> None:
-    monkeypatch.setattr(limit, value)
+    own = {limit: value} if limit == "max_call_s" else {}
+    if not own:
+        monkeypatch.setattr(limit, value)
 
-    async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
+    async with http_bench(configure(with_calls(**own))) as b, calling(b.http) as c:
         if limit.endswith("CONNECT_S"):
             # It has its answer, and never comes.
             headers = {"Content-Type": "application/sdp"}
@@ -211,33 +215,25 @@ async def test_calls_are_bounded_in_time(
         await free(b, end)
 
 
-async def test_the_longest_call(configure: Configure) -> None:
-    async with http_bench(configure(with_calls(max_call_s=0.5))) as b, connected(b, QUIET) as c:
-        await asyncio.wait_for(c.ended.wait(), 10)
-        await free(b, "time_limit")
-
-
-async def test_a_gateway_that_stops_ends_calls(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, calling(b.http) as c:
+async def test_a_gateway_that_stops_ends_calls(web: HttpBench) -> None:
+    async with calling(web.http) as c:
         await c.call(QUIET)
-        await b.process.stop()
+        await web.process.stop()
         await asyncio.wait_for(c.ended.wait(), 10)
 
 
-async def test_input_that_finds_no_memory_is_refused_once(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-        held = b.process.gateway.held
-        limit = held._quota.total
-        held._quota.take("others", limit)
-        error = (await c.take("error"))[-1]["error"]
-        assert error["code"] == "busy"
-        c.send("input_audio_buffer.clear")
-        events = await c.take("input_audio_buffer.cleared")
-        assert kinds(events) == ["input_audio_buffer.cleared"]
-        held.give("others", limit)
+async def test_input_that_finds_no_memory_is_refused_once(web: HttpBench, call: Caller) -> None:
+    quota = web.process.gateway.held.quota
+    quota.take("others", quota.total)
+    error = (await call.take("error"))[-1]["error"]
+    assert error["code"] == "busy"
+    call.send("input_audio_buffer.clear")
+    events = await call.take("input_audio_buffer.cleared")
+    assert kinds(events) == ["input_audio_buffer.cleared"]
+    quota.give("others", quota.total)
 
 
-async def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.webrtc.call.STALL_S", 0.5)
     monkeypatch.setattr("gateway.http.realtime.webrtc.call.MAX_UNREAD", 0)
 
@@ -254,14 +250,13 @@ async def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: 
             await free(b, "too_slow")
 
 
-async def test_many_calls_are_held_and_freed(configure: Configure) -> None:
-    async with http_bench(configure(with_calls())) as b, speaking(b, ANSWER, CHUNKS):
-        callers = [Caller(b.http) for _ in range(8)]
-        try:
-            await asyncio.gather(*(each.call(QUIET) for each in callers))
-            await asyncio.gather(*(ask(each, "output_audio_buffer.stopped") for each in callers))
-            assert b.process.access.http_places.quota.used >= len(callers)
-        finally:
-            await asyncio.gather(*(each.close() for each in callers))
-        ends: list[CallEnd] = ["hung_up"] * len(callers)
-        await free(b, *ends)
+async def test_many_calls_are_held_and_freed(web: HttpBench, answers: None) -> None:
+    callers = [Caller(web.http) for _ in range(8)]
+    try:
+        await asyncio.gather(*(each.call(QUIET) for each in callers))
+        await asyncio.gather(*(ask(each, "output_audio_buffer.stopped") for each in callers))
+        assert web.process.access.http_places.quota.used >= len(callers)
+    finally:
+        await asyncio.gather(*(each.close() for each in callers))
+    ends: list[CallEnd] = ["hung_up"] * len(callers)
+    await free(web, *ends)

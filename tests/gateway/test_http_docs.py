@@ -1,12 +1,21 @@
-"""The pages on HTTP say what the code does."""
+"""The pages on HTTP say what the code does; so do the README and the guides, whose commands and examples run.
 
+``omnirelay up`` and ``demo`` are tested elsewhere, ``doctor`` with the whole stack.
+"""
+
+import asyncio
 import json
+import os
 import re
-from collections.abc import Callable, Iterator
+import shlex
+import shutil
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import openai
 import pytest
 from fastapi.openapi.models import OpenAPI
 from jsonschema import Draft202012Validator, ValidationError
@@ -23,22 +32,22 @@ from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app
 from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import FORMATS
-from gateway.http.errors import CODES, status_of
-from gateway.http.fields import IGNORED, NEUTRAL
-from gateway.http.openai.chat_request import ChatFields
-from gateway.http.openai.responses import ResponseFields
-from gateway.http.openai.speech import SpeechFields
-from gateway.http.openai.transcription import TranscriptionFields
 from gateway.http.openapi import DESCRIBED, describe
 from gateway.requests.history import RequestReport
 from gateway.requests.lifecycle import StateCounts
 from gateway.requests.metrics import GatewayMetrics
-from omnirelay.errors import BusyError, MessageError, OmniRelayError, RequestError
-from shared.config import Config, TlsConfig
-from tests.gateway.bench import Configure
+from omnirelay.cli.main import main
+from shared.config import DEFAULT_CHECKPOINT, Config, TlsConfig
+from tests.gateway.bench import Configure, Patch, bench
+from tests.gateway.fake_stages import SPEAKERS
 from tests.gateway.guarded import keys_file
-from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_tls import Certified
+from tests.support.children import ROOT
+from tests.support.media import spoken
+from tests.support.monitoring import documented, scraped
+from tests.support.ports import free_ports
+from tests.support.terminal import environment
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -68,39 +77,18 @@ def names(struct: type[msgspec.Struct]) -> set[str]:
     return {field.encode_name for field in msgspec.structs.fields(struct)}
 
 
-def family(base: type[OmniRelayError]) -> Iterator[type[OmniRelayError]]:
-    yield base
-    for child in base.__subclasses__():
-        yield from family(child)
-
-
-def test_fields_of_a_chat() -> None:
-    assert first_cells(section("api-chat", "Fields")) == names(ChatFields)
-    ignored, refused = re.findall(r"^\*(?:Ignored|Refused).*?(?=\n\n)", section("api", "Fields"), re.M | re.S)
-    assert words(ignored) == IGNORED
-    assert words(refused.partition("*:")[2] or refused.partition("): ")[2]) == set(NEUTRAL)
-
-
-def test_fields_of_speech_and_of_reports() -> None:
-    assert first_cells(section("api-speech", "Speech")) == names(SpeechFields)
-    assert first_cells(section("api-chat", "Responses")) == names(ResponseFields)
-    assert first_cells(section("api-speech", "Transcriptions")) == names(TranscriptionFields) | {"file"}
+def test_fields_of_reports() -> None:
     assert first_cells(section("api", "Requests")) == names(RequestReport)
+
+
+@pytest.mark.parametrize("name", ["ChatFields", "ResponseFields", "SpeechFields", "TranscriptionFields"])
+def test_each_field_of_a_body_is_described(name: str) -> None:
+    properties = describe(())["components"]["schemas"][name]["properties"]
+    assert [field for field, each in properties.items() if not each.get("description")] == []
 
 
 def test_formats() -> None:
     assert first_cells(section("api-speech", "Formats")) == set(FORMATS)
-
-
-def test_errors() -> None:
-    rows = re.findall(r"^\| `(\w+)` \| (?:`\w+` )?\| (\d+) \|", section("errors", "Codes"), re.MULTILINE)
-    told = {code: int(status) for code, status in rows}
-    expected = {code: status for status, code in CODES.items()} | {"internal": 500}
-    for kind in set(family(RequestError)) - {RequestError}:
-        error = kind("x", 1) if issubclass(kind, BusyError) else kind("x")
-        expected[kind.code] = status_of(error)
-    assert told == expected
-    assert status_of(MessageError("x")) == 500
 
 
 def app_of(config: Config) -> Starlette:
@@ -113,7 +101,7 @@ def routes_of(app: Starlette) -> list[Route | WebSocketRoute]:
     return [route for route in app.routes if isinstance(route, Route | WebSocketRoute)]
 
 
-def test_paths(configure: Callable[..., Config]) -> None:
+def test_paths(configure: Configure) -> None:
     table = page("api").partition("\n## ")[0]
     paths = {route.path_format for route in routes_of(app_of(configure(http_gateway())))}
     assert paths == set(re.findall(r"(/[\w./{}]*)`", table))
@@ -131,7 +119,7 @@ def unknown_fields(value: Any) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("calls", [False, True])
-def test_the_document_is_openapi_and_has_every_route(configure: Callable[..., Config], calls: bool) -> None:
+def test_the_document_is_openapi_and_has_every_route(configure: Configure, calls: bool) -> None:
     app = app_of(configure(http_gateway(webrtc={"enabled": calls})))
     document = describe(app.routes)
     assert list(unknown_fields(OpenAPI.model_validate(document))) == []
@@ -159,9 +147,7 @@ def test_the_document_is_openapi_and_has_every_route(configure: Callable[..., Co
     assert used == schemas.keys()
 
 
-async def test_the_document_and_its_page_need_no_key_and_say_what_is_taken(
-    configure: Configure, tmp_path: Path
-) -> None:
+async def test_the_document_needs_no_key_and_says_what_is_taken(configure: Configure, tmp_path: Path) -> None:
     keys = str(keys_file(tmp_path / "keys", alice={"key": "k"}))
     async with http_bench(configure(http_gateway(api_keys=keys))) as b, speaking(b, "Hello", []):
         document = (await b.http.get("/openapi.json")).json()
@@ -201,17 +187,153 @@ def test_metrics(tmp_path: Path) -> None:
     certified = Certified(tmp_path / "own")
     metrics.registry.register(ServerTls(TlsConfig(**certified.config)))
     metrics.told("http", "busy")
-    table = page("metrics").partition("\n## Gateway\n")[2]
-    told = {
-        name: (kind, set(re.findall(r"`(\w+)`", labels)))
-        for name, kind, labels in re.findall(
-            r"^\| `(omnirelay_\w+)` \| (\w+) \| (.*?) \|", table, re.MULTILINE
-        )
-    }
-    found = {}
-    for metric in metrics.registry.collect():
-        if metric.name.startswith("omnirelay_"):
-            name = f"{metric.name}_total" if metric.type == "counter" else metric.name
-            labels = {label for sample in metric.samples for label in sample.labels} - {"le"}
-            found[name] = (metric.type, labels)
-    assert told == found
+    assert scraped(metrics.registry.collect()) == documented("The gateway")
+
+
+async def test_slashes_too_many(web: HttpBench) -> None:
+    plain = (await web.http.get("/v1/models")).json()
+    for path in ("//v1/models", "/v1/models/", "/v1//models//"):
+        assert (await web.http.get(web.url + path)).json() == plain
+    assert (await web.http.get("/v1/none/")).status_code == 404
+
+
+async def test_voices_as_clients_list_them(web: HttpBench) -> None:
+    voices = (await web.http.get("/v1/audio/voices")).json()["voices"]
+    names = [each["id"] for each in voices]
+    assert sorted(names[: len(SPEAKERS)]) == sorted(SPEAKERS)
+    assert "alloy" in names
+    assert all(each["name"] == each["id"] for each in voices)
+
+
+async def test_further_names_of_the_model(configure: Configure) -> None:
+    config = configure(http_gateway(model_names=["tts-1"]))
+    async with http_bench(config) as b, speaking(b, "Hello", []):
+        assert (await b.post(model="tts-1")).status_code == 200
+        refused = await b.post(model="tts-2")
+        assert refused.status_code == 404
+        assert "gateway.model_names" in refused.text
+
+
+async def test_tokens_of_a_text_and_back(web: HttpBench) -> None:
+    async with speaking(web, "Hello", []):
+        text = "How are you? 😀 <|im_end|>"
+        body = {"model": MODEL, "prompt": text, "add_special_tokens": True, "return_token_strs": True}
+        answer = (await web.http.post("/tokenize", json=body)).json()
+        # Special tokens of a client are ordinary text.
+        assert len(answer["tokens"]) > len(web.encode(text))
+        assert answer["count"] == len(answer["tokens"]) == len(answer["token_strs"])
+        assert answer["max_model_len"] == web.stages.max_positions
+        back = await web.http.post("/detokenize", json={"tokens": answer["tokens"]})
+        assert back.json() == {"prompt": text}
+        chat = (await web.http.post("/tokenize", json={"messages": HI})).json()
+        await web.post()
+        assert chat["tokens"] == web.stages.requests[0].prompt_token_ids
+        wrongs: list[dict[str, Any]] = [{}, {"prompt": 5}, {"messages": []}, {"prompt": "x", "model": "none"}]
+        for wrong in wrongs:
+            assert (await web.http.post("/tokenize", json=wrong)).status_code in (400, 404)
+        assert (await web.http.post("/detokenize", json={"tokens": ["x"]})).status_code == 400
+        assert (await web.http.post("/detokenize", json={"tokens": [-1]})).status_code == 400
+
+
+PAGES = [ROOT / name for name in ("README.md", "docs/client.md", "docs/cli.md")]
+API = [ROOT / f"docs/{name}.md" for name in ("api", "api-chat", "api-speech", "api-realtime")]
+FILES = ["question.ogg", "bark.mp3", "cat.jpg", "dog.png", "house.jpg", "other.jpg", "film.mp4"]
+
+
+def examples(page: Path) -> list[str]:
+    return re.findall(r"```python\n(.*?)```", page.read_text(encoding="utf-8"), re.DOTALL)
+
+
+def here(block: str, b: HttpBench) -> str:
+    """An example, with this gateway's addresses."""
+    return block.replace("tcp://127.0.0.1:5555", b.listen).replace("http://127.0.0.1:8000", b.url.rstrip("/"))
+
+
+async def test_the_examples_run(configure: Configure, tmp_path: Path, monkeypatch: Patch) -> None:
+    text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+    monkeypatch.chdir(tmp_path)
+    for name in FILES:
+        Path(name).write_bytes(name.encode())
+    async with http_bench(configure(http_gateway())) as b:
+        b.stages.serve(b.encode("Hello"))
+        for page in PAGES:
+            for block in examples(page):
+                example = compile(here(block, b), page.name, "exec")
+                await asyncio.to_thread(exec, example, {"__name__": page.stem})
+        lines = re.findall(r"^    omnirelay (chat .*--(?:audio|image|video) [^\]\n]*)$", text, re.MULTILINE)
+        for line in lines:
+            assert await asyncio.to_thread(main, [*shlex.split(line), "--gateway", b.listen]) == 0
+        sent = [tuple(item.kind for item in request.media) for request in b.stages.requests]
+        assert len(lines) == 4
+        assert sent[-4:] == [("audio",), ("image",), ("video",), ("audio", "image", "image")]
+        assert {"audio", "image", "video"} <= {kind for kinds in sent[:-4] for kind in kinds}
+
+
+async def test_the_examples_for_http_run(configure: Configure, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("question.wav").write_bytes(spoken())
+
+    async with http_bench(configure(http_gateway())) as b:
+        b.stages.serve(b.encode("Hello"))
+        names: dict[str, object] = {}
+        # The pages do not close them; when they are collected, and whether in peace, would be chance.
+        clients = set()
+        for page in API:
+            for block in examples(page):
+                await asyncio.to_thread(exec, compile(here(block, b), page.name, "exec"), names)
+                clients.add(names["client"])
+        for client in clients:
+            if isinstance(client, openai.OpenAI):
+                client.close()
+        assert Path("reply.mp3").stat().st_size > 100
+        # Samples of the imitated stages.
+        assert Path("reply.pcm").stat().st_size == 2 * 360
+        assert Path("morning.wav").stat().st_size == 44 + 2 * 360
+
+
+SHIM = """#!/bin/sh
+case "$1" in chat|status) set -- "$@" --gateway {gateway};; esac
+exec {python} -m omnirelay.cli "$@"
+"""
+
+
+def commands() -> list[str]:
+    text = (ROOT / "docs" / "quickstart.md").read_text(encoding="utf-8").replace("\\\n", "")
+    found = re.findall(r"^ {4}((?:omnirelay|printf|curl|source <).*)$", text, re.MULTILINE)
+    return [command for command in found if command != "omnirelay doctor"]
+
+
+async def test_the_quick_start(configure: Configure, tmp_path: Path) -> None:
+    assert len(commands()) >= 8
+    made = tmp_path / DEFAULT_CHECKPOINT
+    made.parent.mkdir(parents=True)
+    made.symlink_to(ROOT / "checkpoint" / made.name)
+    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
+
+    http = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+    async with bench(configure({"http": http})) as b:
+        b.stages.serve(b.encode("Hello"))
+        shim = tmp_path / "omnirelay"
+        shim.write_text(SHIM.format(gateway=b.listen, python=sys.executable))
+        shim.chmod(0o755)
+        for command in commands():
+            if command.startswith("curl") and shutil.which("curl") is None:
+                continue
+            process = await asyncio.create_subprocess_exec(
+                "bash",
+                "-ec",
+                command.replace("http://127.0.0.1:8000", http.replace("tcp", "http")),
+                cwd=tmp_path,
+                env=environment(**path),
+                stdin=asyncio.subprocess.PIPE,
+                stdout=asyncio.subprocess.PIPE,
+                stderr=asyncio.subprocess.PIPE,
+            )
+            out, told = await process.communicate(b"Hi\n" if command == "omnirelay chat" else b"")
+            if not command.startswith("curl"):
+                assert process.returncode == 0, (command, told)
+                assert (b"written: reply.wav\n" in told) == ("--out reply.wav" in command)
+            assert b"Hello" in out or command.startswith(("omnirelay status", "source"))
+        kinds = [tuple(item.kind for item in request.media) for request in b.stages.requests]
+        assert kinds == [(), (), (), ("image",), ("audio",), ()]
+    assert (tmp_path / "reply.wav").stat().st_size > 44

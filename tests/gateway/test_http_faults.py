@@ -16,7 +16,7 @@ from gateway.fairness import uploads
 from gateway.http import answer as answer_module
 from gateway.http import streams
 from shared.http import protocol
-from tests.gateway.bench import Configure
+from tests.gateway.bench import Configure, Log, Patch
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
 
@@ -91,7 +91,7 @@ async def tail(reader: asyncio.StreamReader) -> bytes:
     return last
 
 
-async def test_a_deaf_client_is_hung_up_on(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_deaf_client_is_hung_up_on(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr(protocol, "STALL_S", 0.2)
 
     async with http_bench(configure(http_gateway())) as b, raw(b, limit=2**10) as (_, writer):
@@ -123,6 +123,7 @@ async def test_a_stage_that_falls_silent_ends_the_stream(configure: Configure) -
         refused = await b.post(modalities=["text", "audio"])
         assert (refused.status_code, refused.json()["error"]["code"]) == (503, "stage_unavailable")
         assert await b.metric('omnirelay_stage_up{stage="talker"}') == 0
+        assert await b.metric('omnirelay_stage_replicas{stage="talker",state="down"}') == 1
         # Text alone does without the talker.
         b.stages.serve(b.encode("Hi"))
         assert (await b.post()).status_code == 200
@@ -177,7 +178,7 @@ async def test_a_gateway_that_stops_tells_its_clients(web: HttpBench) -> None:
     ids=["chat", "speech"],
 )
 async def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, path: str, fields: dict[str, Any]
+    configure: Configure, monkeypatch: Patch, path: str, fields: dict[str, Any]
 ) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.05)
     monkeypatch.setattr(answer_module, "HEADERS_WITHIN_S", 0.05)
@@ -201,9 +202,7 @@ async def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there
         assert told[1:] == ["data: [DONE]"]
 
 
-async def test_a_quiet_stream_says_that_it_is_there(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.02)
 
     async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
@@ -213,8 +212,8 @@ async def test_a_quiet_stream_says_that_it_is_there(
         assert b"Hello" in await reader.readuntil(b": keep-alive\n\n")
 
 
-async def test_what_nobody_expected_is_answered_too(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+async def test_unexpected_errors_are_answered_too(
+    configure: Configure, monkeypatch: Patch, caplog: Log
 ) -> None:
     with caplog.at_level(logging.ERROR):
         async with http_bench(configure(http_gateway())) as b:
@@ -266,8 +265,7 @@ async def test_bodies_over_the_limit(configure: Configure) -> None:
 
         chunked = await b.http.post("/v1/chat/completions", content=pieces())
         for answer in (announced, chunked):
-            assert answer.status_code == 413
-            assert answer.json()["error"]["code"] == "request_too_large"
+            assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
         # As large as allowed is read; it is not a request, though.
         assert (await b.http.post("/v1/chat/completions", content=content[1:])).status_code == 400
         url = "data:;base64," + "A" * 80_000
@@ -317,8 +315,8 @@ async def hung_up_on(reader: asyncio.StreamReader) -> bytes:
     ],
     ids=["silent", "in a header", "in the second request"],
 )
-async def test_slow_heads_are_not_waited_for(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, words: list[bytes]
+async def test_nobody_waits_for_slow_heads(
+    configure: Configure, monkeypatch: Patch, words: list[bytes]
 ) -> None:
     monkeypatch.setattr(protocol, "HEAD_S", 0.2)
 
@@ -329,12 +327,21 @@ async def test_slow_heads_are_not_waited_for(
         assert b"408" not in await hung_up_on(reader)
 
 
-async def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words",
+    [
+        http("/v1/chat/completions", b"x" * 5000)[:-1],
+        http("/v1/chat/completions").replace(b"Content-Length: 0", b"Transfer-Encoding: chunked"),
+        http("/v1/chat/completions").replace(b"Length: 0", b"Length: 30000000"),
+    ],
+    ids=["nearly all", "chunked", "large"],
+)
+async def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: Patch, words: bytes) -> None:
     monkeypatch.setattr(uploads, "IDLE_S", 0.1)
     monkeypatch.setattr(protocol, "DRAIN_S", 0.1)
 
     async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
-        writer.write(http("/v1/chat/completions", b"x" * 5000)[:-1])
+        writer.write(words)
         answer = await hung_up_on(reader)
         assert answer.startswith(b"HTTP/1.1 408")
         assert b"upload_too_slow" in answer
@@ -348,51 +355,18 @@ async def test_a_client_that_breaks_off_its_body_harms_nobody(web: HttpBench) ->
     assert (await web.post()).status_code == 200
 
 
-NO_HTTP = [
-    b"\x16\x03\x01 this is TLS\r\n\r\n",
-    b"GET /livez\r\n\r\n",
-    b"GET /livez HTTP/1.1\r\n" + b"X: " + b"y" * 40_000,
-    b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n",
-    b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n",
-    b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n",
-    b"GET /livez HTTP/1.1\r\n\r\n",
-]
-
-
-async def test_what_is_not_http_is_refused(web: HttpBench) -> None:
-    for words in NO_HTTP:
-        async with raw(web) as (reader, writer):
-            writer.write(words)
-            head, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 400"), words[:40]
-            assert json.loads(body)["error"]["type"] == "invalid_request_error"
-    assert (await web.http.get("/livez")).status_code == 200
-
-
-async def test_a_body_that_breaks_off_under_an_answer_is_no_error_of_ours(
-    configure: Configure, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_a_body_that_breaks_off_is_no_error_of_ours(web: HttpBench, caplog: Log) -> None:
     head = b"POST /v1/none HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n"
-
-    async with http_bench(configure(http_gateway())) as b:
-        async with raw(b) as (reader, writer):
-            writer.write(head + b"zz\r\n")
-            assert (await hung_up_on(reader)).startswith(b"HTTP/1.1 400")
-        async with raw(b) as (reader, writer):
-            writer.write(head.replace(b"POST", b"HEAD") + b"zz\r\n")
-            answer, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
-            assert (answer.startswith(b"HTTP/1.1 400"), body) == (True, b"")
-        async with raw(b) as (reader, writer):
-            writer.write(head)
-            assert (await reader.readline()).startswith(b"HTTP/1.1 404")
-            writer.write(b"zz\r\n")
-            assert b"not_found" in await hung_up_on(reader)
+    async with raw(web) as (reader, writer):
+        writer.write(head + b"zz\r\n")
+        assert (await hung_up_on(reader)).startswith(b"HTTP/1.1 400")
+    async with raw(web) as (reader, writer):
+        writer.write(head.replace(b"POST", b"HEAD") + b"zz\r\n")
+        answer, _, body = (await hung_up_on(reader)).partition(b"\r\n\r\n")
+        assert (answer.startswith(b"HTTP/1.1 400"), body) == (True, b"")
+    async with raw(web) as (reader, writer):
+        writer.write(head)
+        assert (await reader.readline()).startswith(b"HTTP/1.1 404")
+        writer.write(b"zz\r\n")
+        assert b"not_found" in await hung_up_on(reader)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
-
-
-async def test_no_more_connections_than_there_are_places(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway(), max_connections=2)) as b, raw(b) as (reader, writer):
-        async with raw(b), raw(b) as (one_too_many, _):
-            assert await hung_up_on(one_too_many) == b""
-        writer.write(http("/livez", method="GET"))
-        assert (await reader.readline()).startswith(b"HTTP/1.1 200")

@@ -5,7 +5,6 @@ import base64
 import json
 from typing import Any
 
-import numpy as np
 import openai
 import pytest
 from openai.types.chat import ChatCompletionChunk
@@ -82,8 +81,7 @@ async def test_a_text_answer_streamed(web: HttpBench) -> None:
     await web.stages.text(web.stages.requests[0].request_id, 2, web.encode(" you?"), "length")
     rest = [chunk async for chunk in chunks]
     assert [chunk.choices[0].delta.content for chunk in rest[:-2]] == [" you?"]
-    assert rest[-2].choices[0].finish_reason == "length"
-    assert rest[-1].choices == []
+    assert (rest[-2].choices[0].finish_reason, rest[-1].choices) == ("length", [])
     assert rest[-1].usage is not None
     assert rest[-1].usage.completion_tokens == len(web.encode("How are you?"))
     assert all(chunk.usage is None for chunk in (head, *rest[:-1]))
@@ -150,33 +148,26 @@ async def test_speech_cut_short_is_told(web: HttpBench) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
-async def test_media_reach_the_thinker(configure: Configure) -> None:
+async def test_media_reach_the_thinker(web: HttpBench) -> None:
     sound, picture, video = b"a sound", b"a picture" * 40_000, b"a video"
-
-    def url(data: bytes) -> str:
-        return f"data:;base64,{base64.b64encode(data).decode()}"
-
-    async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-        content: Any = [
-            {"type": "text", "text": "What are these?"},
-            {
-                "type": "input_audio",
-                "input_audio": {"data": base64.b64encode(sound).decode(), "format": "wav"},
-            },
-            {"type": "image_url", "image_url": {"url": url(picture)}},
-            {"type": "video_url", "video_url": {"url": url(video)}},
-            {"type": "audio_url", "audio_url": {"url": url(sound)}},
-        ]
-        await b.ai.chat.completions.create(
+    given = [("video_url", video), ("image_url", picture), ("audio_url", sound)]
+    encoded = {kind: base64.b64encode(data).decode() for kind, data in given}
+    content: Any = [
+        {"type": "text", "text": "What are these?"},
+        {"type": "input_audio", "input_audio": {"data": encoded["audio_url"], "format": "wav"}},
+        *({"type": kind, kind: {"url": f"data:;base64,{encoded[kind]}"}} for kind, _ in given),
+    ]
+    async with speaking(web, ANSWER, CHUNKS):
+        await web.ai.chat.completions.create(
             model=MODEL,
             messages=[{"role": "user", "content": content}],
             extra_body={"mm_processor_kwargs": {"use_audio_in_video": True}},
         )
-        request = b.stages.requests[0]
-        items = [(item.kind, bytes(item.data.view)) for item in request.media]
-        assert items == [("audio", sound), ("image", picture), ("video", video), ("audio", sound)]
-        assert request.use_audio_in_video
-        assert b.process.gateway.held.total == 0
+    request = web.stages.requests[0]
+    items = [(item.kind, bytes(item.data.view)) for item in request.media]
+    assert items == [("audio", sound), ("video", video), ("image", picture), ("audio", sound)]
+    assert request.use_audio_in_video
+    assert web.process.gateway.held.total == 0
 
 
 async def test_text_to_speech(web: HttpBench) -> None:
@@ -204,66 +195,22 @@ async def test_text_to_speech_as_events(web: HttpBench) -> None:
         assert events[-1]["usage"]["output_tokens"] == 10 + len(web.encode("Good morning")) + 1
 
 
-async def test_the_client_without_asyncio(configure: Configure) -> None:
-    def converse(url: str) -> None:
-        with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as ai:
-            assert [model.id for model in ai.models.list()] == [MODEL]
-            assert ai.models.retrieve(MODEL).owned_by == "omnirelay"
-            answer = ai.chat.completions.create(model=MODEL, messages=HI)
-            assert answer.choices[0].message.content == ANSWER
-            with ai.chat.completions.create(model=MODEL, messages=HI, stream=True) as stream:
-                assert "".join(chunk.choices[0].delta.content or "" for chunk in stream) == ANSWER
-            spoken = ai.chat.completions.create(
-                model=MODEL, messages=HI, audio={"voice": "Ethan", "format": "wav"}, **BOTH
-            )
-            again: Any = [*HI, spoken.choices[0].message, *HI]
-            assert (
-                ai.chat.completions.create(model=MODEL, messages=again).choices[0].message.content == ANSWER
-            )
-            with ai.audio.speech.with_streaming_response.create(
-                model=MODEL, input="Hi", voice="Ethan", response_format="pcm"
-            ) as speech:
-                samples = np.frombuffer(b"".join(speech.iter_bytes()), "<i2")
-            assert samples.size == SAID.size
-            with pytest.raises(openai.BadRequestError, match="Nobody"):
-                ai.audio.speech.create(model=MODEL, input="Hi", voice="Nobody")
-
-    async with http_bench(configure(http_gateway())) as b, speaking(b, ANSWER, CHUNKS):
-        await asyncio.to_thread(converse, b.url)
-
-
 async def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
     async with http_bench(configure(http_gateway(), max_active=1, max_queued=0)) as b:
         create = b.ai.chat.completions.create
-        bad, nothing, hot = (
-            openai.BadRequestError,
-            [{"role": "user", "content": " "}],
-            {"temperature": 99},
-        )
-        few = {"min_tokens": 5}
+        bad, few = openai.BadRequestError, {"min_tokens": 5}
+        too_hot: Any = {"codec_sampling": {"temperature": 99}}
         schema = {"name": "long", "schema": {"enum": ["x" * 2**15] * 2}}
         json_object: Any = {"type": "json_object"}
         long_schema: Any = {"type": "json_schema", "json_schema": schema}
         wide: Any = {"properties": {str(number): {} for number in range(1000)}}
         wide_schema: Any = {"type": "json_schema", "json_schema": {"name": "wide", "schema": wide}}
-        for kind, code, param, fields in [
+        cases: list[Any] = [
             (openai.NotFoundError, "model_not_found", "model", {"model": "gpt-4o"}),
-            (bad, "unsupported", "n", {**BOTH, "n": 2}),
-            (bad, "prompt_empty", "messages", {"messages": nothing}),
+            (bad, "prompt_empty", "messages", {"messages": [{"role": "user", "content": " "}]}),
             (bad, "unknown_speaker", "audio.voice", {**BOTH, "audio": {"voice": "No"}}),
-            (bad, "invalid_request", "temperature", hot),
-            (
-                bad,
-                "invalid_request",
-                "codec_sampling.temperature",
-                {"extra_body": {"codec_sampling": hot}, **BOTH},
-            ),
-            (
-                bad,
-                "invalid_request",
-                "codec_sampling.temperature",
-                {"extra_body": {"codec_sampling": hot}},
-            ),
+            (bad, "invalid_request", "codec_sampling.temperature", {"extra_body": too_hot, **BOTH}),
+            (bad, "invalid_request", "codec_sampling.temperature", {"extra_body": too_hot}),
             (bad, "invalid_request", "min_tokens", {"max_tokens": 4, "extra_body": few}),
             (bad, "invalid_request", "min_tokens", {"response_format": json_object, "extra_body": few}),
             (bad, "invalid_request", "response_format", {"response_format": long_schema}),
@@ -272,12 +219,13 @@ async def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
             (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
             (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
             (openai.APITimeoutError, None, None, {"timeout": 0.2}),
-        ]:
+        ]
+        for kind, code, param, fields in cases:
             given: Any = {"model": MODEL, "messages": HI, **fields}
             with pytest.raises(kind) as raised:
                 await create(**given)
             if code is not None:
-                assert (raised.value.code, raised.value.param) == (code, param)  # type: ignore[attr-defined]
+                assert (raised.value.code, raised.value.param) == (code, param)
         request = await b.stages.request(0)
         # The client that did not wait any longer cancelled its request.
         await b.stages.aborted(request.request_id)
@@ -285,8 +233,7 @@ async def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
         await b.stages.request(1)
         with pytest.raises(openai.RateLimitError) as busy:
             await create(model=MODEL, messages=HI)
-        assert busy.value.code == "busy"
-        assert busy.value.type == "rate_limit_error"
+        assert (busy.value.code, busy.value.type) == ("busy", "rate_limit_error")
         assert int(busy.value.response.headers["retry-after"]) >= 1
         assert int(busy.value.response.headers["retry-after-ms"]) >= 100
         failed = b.stages.requests[1]

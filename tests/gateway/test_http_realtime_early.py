@@ -1,12 +1,9 @@
 """What the gateway has the thinker compute while a user of a realtime session speaks or types."""
 
 import asyncio
-import base64
-import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from io import BytesIO
 from typing import Any, cast
 from unittest import mock
 
@@ -14,7 +11,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
 from gateway.access.account import ClientAccount, Unread
 from gateway.access.clients import Principal
@@ -23,11 +20,25 @@ from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
 from shared.families.qwen2_5_omni import QWEN2_5_OMNI
-from shared.messages import StageLoad, ThinkRequest
+from shared.messages import StageLoad
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
-from tests.gateway.test_http_realtime import ANSWER, CHUNKS, HELLO, ask, idle, take, talking
+from tests.gateway.realtime import (
+    ANSWER,
+    CHUNKS,
+    add,
+    append,
+    ask,
+    begin,
+    idle,
+    picture,
+    recording,
+    settle,
+    take,
+    talking,
+    update,
+)
 
 VOICE = (8000 * np.sin(np.arange(24_000 * 12) / 30)).astype("<i2").tobytes()
 SECOND = 48_000
@@ -52,28 +63,19 @@ def begun_by(b: HttpBench) -> int:
     return int(wanted.call_count)
 
 
+async def ended(b: HttpBench) -> None:
+    await until(lambda: not b.process.gateway.prefills._open, "the end of the beginning")
+
+
 def known(b: HttpBench) -> Any:
     (thinker,) = b.process.gateway.registry.ready("thinker")
     return thinker.beat.limits
 
 
-async def say(c: AsyncRealtimeConnection, start_s: float, stop_s: float) -> None:
+async def recite(c: Connection, start_s: float, stop_s: float) -> None:
     """Append the sound between two times, half a second at a time, and wait until all was read."""
-    for at in range(int(start_s * SECOND), int(stop_s * SECOND), SECOND // 2):
-        piece = VOICE[at : min(at + SECOND // 2, int(stop_s * SECOND))]
-        await c.input_audio_buffer.append(audio=base64.b64encode(piece).decode())
+    await append(c, VOICE[int(start_s * SECOND) : int(stop_s * SECOND)], piece=SECOND // 2)
     await settle(c)
-
-
-async def settle(c: AsyncRealtimeConnection) -> None:
-    """All events before have been handled."""
-    await c.session.update(session={"type": "realtime"})
-    await take(c, "session.updated")
-
-
-def samples_of(begun: ThinkRequest) -> bytes:
-    with wave.open(BytesIO(bytes(begun.media[-1].data.view))) as file:
-        return file.readframes(file.getnframes())
 
 
 async def counted(b: HttpBench, outcome: str) -> float:
@@ -82,24 +84,23 @@ async def counted(b: HttpBench, outcome: str) -> float:
 
 async def test_the_thinker_computes_while_the_user_speaks(configure: Configure) -> None:
     async with bench_of(configure) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
-        await c.session.update(session={"type": "realtime", "instructions": "Be brief."})
-        await take(c, "session.updated")
-        await say(c, 0, 2)
+        await update(c, instructions="Be brief.")
+        await recite(c, 0, 2)
         assert begun_by(b) == 0
-        await say(c, 2, 3)
+        await recite(c, 2, 3)
         first = await b.stages.prefill(0)
         # While it is computed no other is sent.
-        await say(c, 3, 5)
+        await recite(c, 3, 5)
         assert begun_by(b) == 1
         await b.stages.prefilled(first.request_id, 90)
-        await until(lambda: not b.process.gateway.prefills._open, "the end of the beginning")
-        await say(c, 5, 6.5)
+        await ended(b)
+        await recite(c, 5, 6.5)
         second = await b.stages.prefill(1)
         for begun, seconds in ((first, 2.5), (second, 5.5)):
             assert begun.early == "recording"
             assert [item.kind for item in begun.media] == ["audio"]
-            assert samples_of(begun) == VOICE[: int(seconds * SECOND)]
-            assert begun.route is not None
+            assert recording(begun.media[-1]) == VOICE[: int(seconds * SECOND)]
+            assert begun.route
             assert begun.route.thinker == "first"
         await c.input_audio_buffer.commit()
         await take(c, "conversation.item.done")
@@ -116,18 +117,16 @@ async def test_the_thinker_computes_while_the_user_speaks(configure: Configure) 
 
 async def test_images_and_text_that_come_before_a_response_are_computed(configure: Configure) -> None:
     async with bench_of(configure) as b, speaking(b, ANSWER, CHUNKS), talking(b) as c:
-        picture = {"type": "input_image", "image_url": "data:image/png;base64,aGk="}
-        item: Any = {"type": "message", "role": "user", "content": [picture]}
-        await c.conversation.item.create(item=item)
+        await c.conversation.item.create(item={"type": "message", "role": "user", "content": [picture()]})
         begun = await b.stages.prefill(0)
         assert begun.early == "prompt"
         assert [each.kind for each in begun.media] == ["image"]
         await b.stages.prefilled(begun.request_id, 90)
-        await until(lambda: not b.process.gateway.prefills._open, "its end")
-        await c.conversation.item.create(item=HELLO)
+        await ended(b)
+        await add(c)
         # A response that follows at once computes its prompt itself.
         with mock.patch.object(early, "PAUSE_S", 60.0):
-            await c.conversation.item.create(item=HELLO)
+            await add(c)
             await ask(c)
         await settle(c)
         assert begun_by(b) == 1
@@ -137,15 +136,13 @@ async def test_images_and_text_that_come_before_a_response_are_computed(configur
 async def test_it_ends_with_what_it_was_for(configure: Configure, how: str) -> None:
     async with bench_of(configure) as b:
         async with talking(b) as c:
-            await say(c, 0, 2.5)
+            await recite(c, 0, 2.5)
             begun = await b.stages.prefill(0)
-            assert b.process.gateway.held.total > 2 * len(samples_of(begun)) - 1000
+            assert b.process.gateway.held.total > 2 * len(recording(begun.media[-1])) - 1000
             if how == "clear":
                 await c.input_audio_buffer.clear()
             if how == "respond":
-                await c.conversation.item.create(item=HELLO)
-                await c.response.create()
-                await b.stages.request(0)
+                await begin(b, c)
             if how != "leave":
                 await b.stages.aborted_at(begun.request_id, "thinker")
                 # A late word of it is nobody's.
@@ -164,60 +161,60 @@ async def test_nothing_is_sent_where_there_is_no_room(configure: Configure, why:
             registry = b.process.gateway.registry
             await until(lambda: registry.ready("thinker")[0].beat.load.waiting, "its load")
         async with talking(b) as c:
-            await say(c, 0, 7)
+            await recite(c, 0, 7)
             assert begun_by(b) == 0
 
 
 async def test_what_a_client_has_computed_between_two_requests_is_bounded(configure: Configure) -> None:
     async with bench_of(configure, early_prompt_tokens=1000) as b, talking(b) as c:
         for index in range(3):
-            await say(c, 0, 2.5)
+            await recite(c, 0, 2.5)
             begun = await b.stages.prefill(index)
             # Found in the prefix cache, it costs nothing.
             await b.stages.prefilled(begun.request_id, 900, cached=880 if index < 2 else 0)
-            await until(lambda: not b.process.gateway.prefills._open, "its end")
+            await ended(b)
             await c.input_audio_buffer.clear()
             await take(c, "input_audio_buffer.cleared")
-        await say(c, 0, 2.5)
+        await recite(c, 0, 2.5)
         # 900 + 40: still less than the bound.
         await b.stages.prefilled((await b.stages.prefill(3)).request_id, 900)
-        await until(lambda: not b.process.gateway.prefills._open, "its end")
+        await ended(b)
         await c.input_audio_buffer.clear()
         async with talking(b) as other:
-            await say(other, 0, 7)
-        await say(c, 0, 7)
+            await recite(other, 0, 7)
+        await recite(c, 0, 7)
         assert begun_by(b) == 4
         async with speaking(b, ANSWER, CHUNKS):
-            await c.conversation.item.create(item=HELLO)
+            await add(c)
             await ask(c)
-        await say(c, 7, 9)
+        await recite(c, 7, 9)
         await b.stages.prefill(4)
 
 
 async def test_a_beginning_that_failed_is_not_repeated_in_its_session(configure: Configure) -> None:
     async with bench_of(configure) as b, talking(b) as c:
-        await say(c, 0, 2.5)
+        await recite(c, 0, 2.5)
         begun = await b.stages.prefill(0)
         await b.stages.fail(begun.request_id, "thinker", "engine_failed", "it broke")
-        await until(lambda: not b.process.gateway.prefills._open, "its end")
-        await say(c, 2.5, 9)
+        await ended(b)
+        await recite(c, 2.5, 9)
         assert begun_by(b) == 1
         assert await counted(b, "failed") == 1
         async with talking(b) as other:
-            await say(other, 0, 2.5)
+            await recite(other, 0, 2.5)
             second = await b.stages.prefill(1)
             await b.stages.fail(second.request_id, "thinker", "busy", "too many")
-            await until(lambda: not b.process.gateway.prefills._open, "its end")
-            await say(other, 2.5, 5)
+            await ended(b)
+            await recite(other, 2.5, 5)
             await b.stages.prefill(2)
 
 
 async def test_a_lost_thinker_ends_it(configure: Configure) -> None:
     async with bench_of(configure) as b, talking(b) as c:
-        await say(c, 0, 2.5)
+        await recite(c, 0, 2.5)
         await b.stages.prefill(0)
         await b.stages.replica("thinker").leave()
-        await until(lambda: not b.process.gateway.prefills._open, "its end")
+        await ended(b)
         b.stages.add("thinker", "second", b.config.stages.thinker.inbox)
         await until(lambda: b.process.status().ready, "another thinker")
 
@@ -225,7 +222,7 @@ async def test_a_lost_thinker_ends_it(configure: Configure) -> None:
 async def test_one_client_gets_half_of_the_places(configure: Configure) -> None:
     async with bench_of(configure, prefills=4) as b, talking(b) as c, talking(b) as d, talking(b) as e:
         for one in (c, d, e):
-            await say(one, 0, 2.5)
+            await recite(one, 0, 2.5)
             if one is not e:
                 await b.stages.prefill(begun_by(b) - 1)
         assert begun_by(b) == 2
@@ -236,9 +233,7 @@ async def test_one_client_gets_half_of_the_places(configure: Configure) -> None:
     pieces=st.lists(st.integers(1, 3 * SECOND), min_size=1, max_size=120),
     window_s=st.sampled_from([2.0, 8.0]),
 )
-def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(
-    pieces: list[int], window_s: float
-) -> None:
+def test_what_is_sent_of_a_recording_is_a_few_times_its_length(pieces: list[int], window_s: float) -> None:
     window = round(window_s * SECOND)
     sent: list[int] = []
     size = 0
@@ -262,7 +257,7 @@ def test_all_that_is_sent_of_a_recording_is_a_few_times_its_length(
             cast("Gateway", gateway), ClientAccount("a", 1, 1, Principal("a"), Unread(1)), "a"
         )
 
-        def begun() -> GenerateRequest:
+        async def begun() -> GenerateRequest:
             sent.append(size)
             return GenerateRequest()
 

@@ -1,25 +1,40 @@
-"""Whatever a realtime client says is either understood or refused with an error that is meant for it."""
+"""Whatever a realtime client says is understood or refused with an error that is meant for it; functions."""
 
+import asyncio
 import json
 import math
+from collections import Counter
 from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from msgspec import to_builtins
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.fairness.memory_budget import ClientBudget, MemoryBudget
+from gateway.fairness.memory_budget import Hold, MemoryBudget
 from gateway.http.fields import convert_given
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import _KINDS, EventError, ResponseOptions, read_event
+from gateway.http.realtime.functions import MAX_TOOLS_BYTES
 from gateway.http.realtime.input.audio import InputAudio
-from gateway.http.realtime.input.transcription import read_transcription
+from gateway.http.realtime.input.transcription import TranscriptionRules
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, messages_of, read_item
-from gateway.http.realtime.settings import NEUTRAL, Settings
-from omnirelay.content import AudioPart, TextPart
-from omnirelay.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
+from gateway.http.realtime.response import Response
+from gateway.http.realtime.settings import NEUTRAL, Settings, refuse
+from omnirelay.content import AudioPart, ChatMessage, TextPart
+from omnirelay.errors import (
+    BusyError,
+    InvalidRequestError,
+    MediaTooLargeError,
+    OmniRelayError,
+    UnsupportedError,
+)
 from shared.config import MediaConfig
+from shared.messages import ThinkRequest
+from tests.gateway.http_bench import HttpBench, speaking
+from tests.gateway.realtime import CHUNKS, add, ask, begin, error_of, of_type, retrieve, take, update
+from tests.gateway.test_http_tools import WEATHER
 
 NAMES = st.sampled_from(
     ["type", "role", "content", "audio", "text", "input", "output", "voice", "format", "turn_detection", "id"]
@@ -39,14 +54,8 @@ JSON = st.recursive(
 )
 
 
-def held(limit: int = 10**9) -> ClientBudget:
+def held(limit: int = 10**9) -> Hold:
     return MemoryBudget(limit, lambda: 100).of("")
-
-
-@given(st.text(max_size=40))
-def test_any_text(text: str) -> None:
-    with pytest.raises(EventError):
-        read_event(text)
 
 
 @given(st.sampled_from([*_KINDS]), st.dictionaries(NAMES | st.just("item_id"), JSON), st.text(max_size=9))
@@ -85,19 +94,6 @@ def test_any_item(values: dict[str, Any], role: str) -> None:
     assert messages_of([item])[0].role == role
 
 
-@given(
-    st.dictionaries(st.sampled_from(["id", "name", "arguments", "call_id", "output"]), JSON),
-    st.sampled_from(["function_call", "function_call_output"]),
-)
-def test_any_item_of_a_call(values: dict[str, Any], kind: str) -> None:
-    try:
-        item = read_item({**values, "type": kind}, "item")
-    except InvalidRequestError:
-        return
-    assert item.shown()["type"] == kind
-    assert item.weight > 0
-
-
 @given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 8000))
 def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) -> None:
     room = held()
@@ -106,7 +102,7 @@ def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) 
     for at, size in enumerate(sizes):
         piece = bytes([at + 1]) * size
         try:
-            audio.append(piece)
+            asyncio.run(audio.append(piece))
         except MediaTooLargeError:
             assert len(kept) + size > math.floor(limit / BYTES_PER_S * BYTES_PER_S)
         else:
@@ -201,8 +197,251 @@ def test_metadata_of_a_response_are_bounded_as_openai_bounds_them() -> None:
 
 
 def test_labels_of_a_transcription_are_bounded_and_only_those_given_are_shown() -> None:
-    rules = read_transcription({"model": "whisper-1", "language": None}, "session")
+    rules = convert_given({"model": "whisper-1", "language": None}, TranscriptionRules)
     assert to_builtins(rules) == {"model": "whisper-1"}
     for values in ({"model": "x" * 129}, {"delay": "x" * 129}, {"languages": ["de"] * 65}):
         with pytest.raises(InvalidRequestError, match="length"):
-            read_transcription(values, "session")
+            convert_given(values, TranscriptionRules)
+
+
+TOOL: dict[str, Any] = {
+    "type": "function",
+    "name": "weather",
+    "description": "Tells the weather.",
+    "parameters": {"type": "object", "properties": {"city": {"type": "string"}}},
+}
+
+
+def told(b: HttpBench, request: ThinkRequest) -> str:
+    """The prompt's text without special tokens."""
+    token_bytes = b.process.gateway.prompts.token_bytes
+    return b"".join(token_bytes(each) or b"" for each in request.prompt_token_ids).decode()
+
+
+@pytest.mark.parametrize("speech", [True, False])
+async def test_a_call_and_its_result(roomy: HttpBench, c: Connection, speech: bool) -> None:
+    b = roomy
+    shown = (await update(c, tools=[TOOL], output_modalities=["audio"] if speech else ["text"])).session
+    assert (shown.tools[0].name, shown.tool_choice) == ("weather", "auto")
+    request = await begin(b, c)
+    assert "Tells the weather." in told(b, request)
+    name = request.request_id
+    for seq, piece in enumerate((WEATHER, f"\n{WEATHER}")):
+        await b.stages.text(name, seq, b.encode(piece), "stop" if seq else None)
+    if speech:
+        # The response does not wait for speech that nobody is to hear.
+        await b.stages.aborted(name)
+    events = await take(c, "response.done")
+    kinds = ["output_item.added", "function_call_arguments.delta", "function_call_arguments.done"]
+    added, *arguments = [f"response.{kind}" for kind in kinds]
+    done = ["conversation.item.done", "response.output_item.done"]
+    one = [added, "conversation.item.added", *arguments, *done]
+    assert [event.type for event in events[1:]] == [*one * 2, "response.done"]
+    dones = of_type(events, "response.function_call_arguments.done")
+    called = [(each.name, json.loads(each.arguments)) for each in dones]
+    assert called == [("weather", {"city": "Ulm"})] * 2
+    response = events[-1].response
+    assert response.status == "completed"
+    calls = response.output
+    assert [each.type for each in calls] == ["function_call"] * 2
+    assert len({each.call_id for each in calls}) == len({each.id for each in calls}) == 2
+    assert response.usage.input_tokens > 0 < response.usage.output_tokens
+    for call, result in zip(calls, ("rain", "sun"), strict=True):
+        item: Any = {"type": "function_call_output", "call_id": call.call_id, "output": result}
+        await c.conversation.item.create(item=item)
+        shown = (await take(c, "conversation.item.done"))[-1].item
+        assert (shown.type, shown.output) == ("function_call_output", result)
+    async with speaking(b, "It rains.", CHUNKS):
+        again = await ask(c)
+    assert again[-1].response.output[0].type == "message"
+    prompt = told(b, b.stages.requests[1])
+    call_text = '<tool_call>\n{"name":"weather","arguments":{"city":"Ulm"}}\n</tool_call>'
+    assert f"{call_text}\n{call_text}" in prompt
+    results = [f"<tool_response>\n{each}\n</tool_response>" for each in ("rain", "sun")]
+    assert "\n".join(results) in prompt
+
+
+@pytest.mark.parametrize(
+    "at",
+    [
+        "response.output_item.added",
+        "conversation.item.added",
+        "response.content_part.added",
+        "response.function_call_arguments.delta",
+    ],
+)
+async def test_what_has_begun_ends_whenever_it_is_cancelled(
+    roomy: HttpBench, c: Connection, monkeypatch: pytest.MonkeyPatch, at: str
+) -> None:
+    begin = Response.__post_init__
+
+    def watched(response: Response) -> None:
+        begin(response)
+        send = response._send
+
+        async def cancelling(kind: str, fields: dict[str, Any]) -> None:
+            if kind == at:
+                asyncio.get_running_loop().call_soon(response.cancel)
+            await send(kind, fields)
+
+        response._send = cancelling
+
+    await update(c, tools=[TOOL], output_modalities=["text"])
+    await add(c)
+    monkeypatch.setattr(Response, "__post_init__", watched)
+    async with speaking(roomy, WEATHER if "call" in at else "Hello", []):
+        events = await ask(c)
+    kinds = Counter(each.type for each in events)
+    for part in ("response.output_item", "conversation.item", "response.content_part"):
+        assert kinds[f"{part}.added"] == kinds[f"{part}.done"]
+    assert kinds["conversation.item.added"] == 1
+    assert [each.status for each in events[-1].response.output] != ["in_progress"]
+    # It is in the conversation.
+    await retrieve(c, events[-1].response.output[0].id)
+
+
+async def test_an_answer_that_is_deleted_while_it_is_made_does_not_come_back(
+    web: HttpBench, c: Connection
+) -> None:
+    name = (await begin(web, c)).request_id
+    await web.stages.text(name, 0, web.encode("One two"))
+    added = (await take(c, "conversation.item.added"))[-1].item
+    await c.conversation.item.delete(item_id=added.id)
+    await take(c, "conversation.item.deleted")
+    await c.response.cancel()
+    assert not of_type(await take(c, "response.done"), "conversation.item.done")
+
+
+async def test_what_is_said_before_a_call_is_spoken(roomy: HttpBench, c: Connection) -> None:
+    b = roomy
+    await update(c, tools=[TOOL])
+    name = (await begin(b, c)).request_id
+    await b.stages.text(name, 0, b.encode("Let me see."))
+    await b.stages.audio(name, 0, CHUNKS[0].tobytes())
+    await take(c, "response.output_audio.delta")
+    await b.stages.text(name, 1, b.encode(f"\n{WEATHER}"))
+    await take(c, "response.function_call_arguments.done")
+    await b.stages.audio(name, 1, CHUNKS[1].tobytes())
+    await b.stages.text(name, 2, b.encode("\n"), "stop")
+    events = await take(c, "response.done")
+    assert not of_type(events, "response.output_audio.delta")
+    said, call = events[-1].response.output
+    assert said.content[0].transcript == "Let me see."
+    assert (said.status, call.status) == ("completed", "completed")
+    [done] = of_type(events, "response.output_audio_transcript.done")
+    assert (done.output_index, done.transcript) == (0, "Let me see.")
+    assert await retrieve(c, call.id) == call
+
+
+async def test_malformed_calls_are_text(roomy: HttpBench, c: Connection) -> None:
+    answer = '<tool_call>{"name": "rockets", "arguments": {}}</tool_call>'
+    async with speaking(roomy, answer, CHUNKS):
+        await update(c, tools=[TOOL], output_modalities=["text"])
+        await add(c)
+        for _ in range(2):
+            [item] = (await ask(c))[-1].response.output
+            assert item.content[0].text == answer
+
+
+async def test_a_call_that_must_be_made(roomy: HttpBench, c: Connection) -> None:
+    async with speaking(roomy, '{"name": "weather", "arguments": {"city": "Ulm"}}', CHUNKS):
+        await add(c)
+        events = await ask(c, tools=[TOOL], tool_choice={"type": "function", "name": "weather"})
+        assert [each.name for each in events[-1].response.output] == ["weather"]
+        request = roomy.stages.requests[0]
+        assert request.speech is None
+        assert json.loads(request.sampling.json_schema or "")["properties"]["name"] == {"const": "weather"}
+        # Of the response only: the session has no functions.
+        await c.response.create(response={"tool_choice": "required"})
+        assert (await error_of(c)).param == "tool_choice"
+
+
+def test_functions_in_settings() -> None:
+    def changed(**values: Any) -> Settings:
+        return Settings().changed(values, "session", lambda _: None, refuse)
+
+    settings = changed(tools=[TOOL, {**TOOL, "name": "other"}], tool_choice="auto", parallel_tool_calls=False)
+    assert settings.shown("sess", "model")["tools"] == [TOOL, {**TOOL, "name": "other"}]
+    chosen = {"type": "function", "name": "weather"}
+    assert changed(tool_choice=chosen).shown("sess", "model")["tool_choice"] == chosen
+    assert not changed(tool_choice="none", tools=[TOOL]).call_parser().names
+    messages = [ChatMessage("user", "Hello")]
+    spoken = settings.instructed(messages, "Speak.")
+    assert spoken[0].role == "system"
+    assert isinstance(spoken[0].content, list)
+    assert spoken[0].content[0] == TextPart("Speak.")
+    assert Settings().instructed(messages, "Speak.") == messages
+
+
+def test_tools_that_are_no_functions_are_left_out_of_a_session_with_a_warning() -> None:
+    warnings: list[UnsupportedError] = []
+    tools = [{"type": "mcp", "server_label": "x"}, TOOL]
+    settings = Settings().changed({"tools": tools}, "session", lambda _: None, warnings.append)
+    assert [tool.function.name for tool in settings.tools] == ["weather"]
+    assert [each.param for each in warnings] == ["session.tools[0].type"]
+
+
+def deep(levels: int) -> Any:
+    value: Any = {}
+    for _ in range(levels):
+        value = {"properties": value}
+    return value
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"tools": "weather"},
+        {"tools": [1]},
+        {"tools": [TOOL] * 129},
+        {"tools": [{"type": "function"}]},
+        {"tools": [{**TOOL, "name": "no spaces"}]},
+        {"tools": [{**TOOL, "name": ["weather"]}]},
+        {"tools": [{**TOOL, "parameters": "{}"}]},
+        {"tools": [{**TOOL, "parameters": deep(500)}]},
+        {"tools": [{**TOOL, "parameters": deep(100), "secret": 1}]},
+        {"tools": [{**TOOL, "description": "x" * MAX_TOOLS_BYTES}]},
+        {"tools": [{"type": "web_search"}]},
+        {"tool_choice": "some"},
+        {"tool_choice": {"type": "function"}},
+        {"tool_choice": {"type": "mcp", "name": "x"}},
+        {"tool_choice": 3},
+        {"parallel_tool_calls": "yes"},
+    ],
+    ids=lambda value: str(value)[:50],
+)
+def test_what_is_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Settings().changed(values, "session", lambda _: None, refuse)
+    assert caught.value.param is not None
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"type": "function_call", "name": "weather"},
+        {"type": "function_call", "name": "no spaces", "arguments": "{}"},
+        {"type": "function_call_output", "output": "rain"},
+        {"type": "function_call_output", "call_id": "", "output": "rain"},
+        {"type": "function_call_output", "call_id": "call_1", "output": {"rain": True}},
+        {"type": "function_call_output", "call_id": "call_1", "output": "x" * (2**20 + 1)},
+        {"type": "function_call_output", "call_id": "call_1", "output": "rain", "role": "user"},
+        {"type": "mcp_call", "name": "x"},
+    ],
+    ids=lambda value: str(value)[:70],
+)
+def test_items_that_are_refused(values: dict[str, Any]) -> None:
+    with pytest.raises(InvalidRequestError):
+        read_item(values, "item")
+
+
+def test_items_of_calls_as_the_model_reads_them() -> None:
+    said = {"role": "assistant", "content": [{"type": "output_text", "text": "Well."}]}
+    call = {"type": "function_call", "name": "weather", "arguments": "[" * 5000, "call_id": "call_1"}
+    result = {"type": "function_call_output", "call_id": "call_1", "output": "rain"}
+    items = [read_item(each, "item") for each in (said, call, result, result, said)]
+    messages = messages_of(items)
+    assert [each.role for each in messages] == ["assistant", "user", "assistant"]
+    texts = ["".join(part.text for part in each.content) for each in messages]  # type: ignore[union-attr]
+    assert texts[0].startswith("Well.\n<tool_call>\n")
+    assert texts[1] == "\n".join(["<tool_response>\nrain\n</tool_response>"] * 2)

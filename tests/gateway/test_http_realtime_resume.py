@@ -2,11 +2,9 @@
 
 import asyncio
 import base64
-import io
 import json
 import re
 import threading
-import wave
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -19,13 +17,12 @@ from gateway.http.realtime.items import read_item
 from gateway.http.realtime.outbox import Outbox
 from gateway.requests.metrics import ResumeOutcome
 from shared.config import Config
-from tests.gateway.bench import Configure
+from shared.messages import ThinkRequest
+from tests.gateway.bench import Configure, Patch
 from tests.gateway.fake_stages import until
 from tests.gateway.guarded import KEY, OTHER
-from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, melody, speaking
-from tests.gateway.test_http_realtime import ANSWER, HELLO, PUSH_TO_TALK, TONE, ask, idle, talking
-
-CHUNKS = cut(melody(1.2), [5760, 11520])
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
+from tests.gateway.realtime import ANSWER, CHUNKS, HELLO, PUSH_TO_TALK, TONE, ask, idle, recording, talking
 
 
 class Caller:
@@ -63,7 +60,7 @@ class Caller:
         return self
 
     async def resume(self, browser: bool = False) -> None:
-        resumed = await self.dial(f"session_id={self.id}&starting_after={self.last}", self.secret, browser)
+        resumed = await self.dial(self.place, self.secret, browser)
         assert (resumed["type"], resumed["session"]) == ("session.resumed", {"id": self.id})
         for event in self.sent[resumed["received_events"] :]:
             await self.socket.send(event)
@@ -77,6 +74,17 @@ class Caller:
 
     async def say(self, pcm: bytes) -> None:
         await self.send("input_audio_buffer.append", audio=base64.b64encode(pcm).decode())
+
+    async def ask(self, b: HttpBench) -> ThinkRequest:
+        """Ask something that no stage has answered yet."""
+        await self.send("conversation.item.create", item={**HELLO, "id": "item_asked"})
+        await self.send("response.create")
+        return await b.stages.request(0)
+
+    @property
+    def place(self) -> str:
+        """How to go on where this client is."""
+        return f"session_id={self.id}&starting_after={self.last}"
 
     def note(self, event: dict[str, Any]) -> None:
         assert event["sequence_number"] == self.last + 1, "each event once, in order"
@@ -112,12 +120,12 @@ async def calling(config: Config, key: str | None = None) -> AsyncIterator[tuple
             await caller.socket.close()
 
 
-def detached(b: HttpBench) -> float:
-    return b.process.gateway.metrics.sessions.labels("detached")._value.get()
+def detached(b: HttpBench, connection: str = "detached") -> float:
+    return b.process.gateway.metrics.sessions.labels(connection)._value.get()
 
 
 def connected(b: HttpBench) -> float:
-    return b.process.gateway.metrics.sessions.labels("websocket")._value.get()
+    return detached(b, "websocket")
 
 
 def resumes(b: HttpBench, outcome: ResumeOutcome) -> float:
@@ -144,9 +152,7 @@ async def refused(caller: Caller, query: str, secret: str) -> dict[str, Any]:
 
 async def answered(b: HttpBench, caller: Caller, how: str) -> str:
     """Have a question answered, with a cut in the middle of the answer unless there is none."""
-    await caller.send("conversation.item.create", item={**HELLO, "id": "item_asked"})
-    await caller.send("response.create")
-    name = (await b.stages.request(0)).request_id
+    name = (await caller.ask(b)).request_id
     await b.stages.text(name, 0, b.encode(ANSWER), "stop")
     await b.stages.audio(name, 0, CHUNKS[0].tobytes())
     await caller.take("response.output_audio.delta")
@@ -188,9 +194,7 @@ async def test_a_question_that_is_cut_is_heard_whole(configure: Configure) -> No
         await caller.send("input_audio_buffer.commit")
         await caller.send("response.create")
         await caller.take("response.done")
-        [item] = b.stages.requests[0].media
-        with wave.open(io.BytesIO(bytes(item.data.view))) as file:
-            assert file.readframes(file.getnframes()) == TONE
+        assert [recording(item) for item in b.stages.requests[0].media] == [TONE]
 
 
 async def test_an_idle_session_is_as_it_was(configure: Configure) -> None:
@@ -215,7 +219,7 @@ async def test_an_idle_session_is_as_it_was(configure: Configure) -> None:
 async def test_only_the_owner_resumes_a_session(configure: Configure, keys: str) -> None:
     async with calling(configure(http_gateway(api_keys=keys)), KEY) as (b, caller):
         await lose(b, caller)
-        query = f"session_id={caller.id}&starting_after={caller.last}"
+        query = caller.place
         for key, asked, secret in (
             (KEY, query, "wrong"),
             (KEY, query, "é" * 43),
@@ -237,21 +241,17 @@ async def test_only_the_owner_resumes_a_session(configure: Configure, keys: str)
 
 async def test_a_client_that_is_too_late_gets_a_new_session(configure: Configure) -> None:
     async with calling(configure(http_gateway(realtime_resume_s=0.2))) as (b, caller):
-        await caller.send("conversation.item.create", item=HELLO)
-        await caller.send("response.create")
-        request = await b.stages.request(0)
+        request = await caller.ask(b)
         caller.cut()
         await until(lambda: resumes(b, "expired") == 1, "the end of the session")
         await b.stages.aborted(request.request_id)
         await idle(b)
-        await refused(caller, f"session_id={caller.id}&starting_after={caller.last}", caller.secret)
+        await refused(caller, caller.place, caller.secret)
         assert b.counts["cancelled"] == 1
 
 
 @pytest.mark.parametrize("after", ["4", "99", "-1", "x", "9" * 5000])
-async def test_a_session_whose_events_are_not_kept_ends(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, after: str
-) -> None:
+async def test_sessions_without_kept_events_end(configure: Configure, monkeypatch: Patch, after: str) -> None:
     told: list[str] = []
 
     async def send(outbox: Outbox, kind: str, fields: dict[str, Any]) -> None:
@@ -296,9 +296,7 @@ async def test_a_session_that_is_replaced_hands_over_its_connection(configure: C
         assert (connected(b), detached(b)) == (1, 0)
 
 
-async def test_nothing_is_held_for_a_session_that_ended_while_an_item_was_read(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nothing_is_held_for_a_session_that_ended(configure: Configure, monkeypatch: Patch) -> None:
     reading, goes_on = threading.Event(), threading.Event()
 
     def read(values: Any, *arguments: Any) -> Any:
@@ -331,17 +329,14 @@ async def test_the_newer_connection_takes_over(configure: Configure) -> None:
                 await older.recv()
             assert closed.value.rcvd is not None
             assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "taken_over")
-        await caller.send("conversation.item.create", item=HELLO)
-        await caller.send("response.create")
+        await caller.ask(b)
         await caller.take("response.done")
         assert (resumes(b, "taken_over"), detached(b)) == (3, 0)
 
 
 async def test_a_gateway_that_stops_waits_for_nobody(configure: Configure) -> None:
     async with calling(configure(http_gateway())) as (b, caller):
-        await caller.send("conversation.item.create", item=HELLO)
-        await caller.send("response.create")
-        request = await b.stages.request(0)
+        request = await caller.ask(b)
         await lose(b, caller)
         draining = asyncio.create_task(b.process.drain(60, asyncio.Event()))
         await b.stages.aborted(request.request_id)
@@ -350,9 +345,7 @@ async def test_a_gateway_that_stops_waits_for_nobody(configure: Configure) -> No
         assert (detached(b), resumes(b, "expired")) == (0, 1)
 
 
-async def test_sessions_without_a_connection_count(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_sessions_without_a_connection_count(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 2)
 
     async with calling(configure(http_gateway())) as (b, first):
@@ -396,13 +389,12 @@ async def test_a_session_that_nobody_can_resume_ends_with_its_connection(
         assert (detached(b), resumes(b, "expired")) == (0, 0)
 
 
-async def test_openais_client_takes_what_it_does_not_know(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS):
-        async with talking(web, extra_query={"resume": "true"}) as c:
-            await c.conversation.item.create(item=HELLO)
-            events = await ask(c)
-            assert [event.sequence_number for event in events] == list(range(3, 3 + len(events)))
-        await idle(web)
+async def test_openais_client_takes_what_it_does_not_know(web: HttpBench, answers: None) -> None:
+    async with talking(web, extra_query={"resume": "true"}) as c:
+        await c.conversation.item.create(item=HELLO)
+        events = await ask(c)
+        assert [event.sequence_number for event in events] == list(range(3, 3 + len(events)))
+    await idle(web)
 
 
 async def test_an_event_of_a_cancelled_sender_is_sent() -> None:

@@ -1,13 +1,12 @@
 """Transcripts of what is said in realtime sessions: beside the answers, never before them."""
 
-import base64
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
 from unittest import mock
 
 import pytest
-from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
 from gateway.http.realtime.input import transcription
 from gateway.http.realtime.input.early import LOOK_BYTES
@@ -16,7 +15,22 @@ from omnirelay.errors import InvalidRequestError
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak
-from tests.gateway.test_http_realtime import ANSWER, CHUNKS, TONE, idle, of_type, take, talking
+from tests.gateway.realtime import (
+    ANSWER,
+    CHUNKS,
+    TONE,
+    append,
+    commit,
+    detect,
+    error_of,
+    idle,
+    of_type,
+    retrieve,
+    say,
+    take,
+    talking,
+    update,
+)
 from tests.gateway.test_http_realtime_early import VOICE, bench_of
 from tests.gateway.test_turns import SENTENCES, said
 
@@ -25,93 +39,76 @@ GA = {"audio": {"input": {"transcription": {"model": "whisper-1", "language": "d
 BETA = {"input_audio_transcription": {"model": "gpt-4o-mini-transcribe", "prompt": "Ulm"}}
 
 
-async def transcribed(c: AsyncRealtimeConnection, session: dict[str, Any]) -> None:
-    event: Any = {"type": "session.update", "session": session}
-    await c.send(event)
-    updated: Any = (await take(c, "session.updated"))[-1]
+async def transcribed(c: Connection, session: dict[str, Any]) -> None:
+    updated = await update(c, **session)
     assert updated.warnings == []
     assert updated.session.audio.input.transcription.model
 
 
-async def say(c: AsyncRealtimeConnection) -> str:
-    await c.input_audio_buffer.append(audio=base64.b64encode(TONE).decode())
-    await c.input_audio_buffer.commit()
-    item_id: str = (await take(c, "conversation.item.done"))[-1].item.id
-    return item_id
-
-
 @pytest.mark.parametrize("session", [GA, BETA], ids=["current", "beta"])
-async def test_a_transcript_after_the_answer(configure: Configure, session: dict[str, Any]) -> None:
-    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-        await transcribed(c, session)
-        item_id = await say(c)
-        await c.response.create()
-        answer = await b.stages.request(0)
-        assert answer.speech is not None
-        await speak(b, answer, ANSWER, CHUNKS)
-        await take(c, "response.done")
-        other = await b.stages.request(1)
-        assert (other.speech, other.priority) == (None, 1000)
-        assert [each.kind for each in other.media] == ["audio"]
-        await speak(b, other, " Hello Ulm. ", [])
-        delta, done = await take(c, f"{KIND}.completed")
-        assert (delta.type, delta.item_id, delta.delta) == (f"{KIND}.delta", item_id, "Hello Ulm.")
-        assert (done.item_id, done.content_index, done.transcript) == (item_id, 0, "Hello Ulm.")
-        assert (done.usage.type, done.usage.output_tokens > 0) == ("tokens", True)
-        await c.conversation.item.retrieve(item_id=item_id)
-        item = (await take(c, "conversation.item.retrieved"))[-1].item
-        assert item.content[0].transcript == "Hello Ulm."
-    await idle(b)
+async def test_a_transcript_after_the_answer(web: HttpBench, c: Connection, session: dict[str, Any]) -> None:
+    await transcribed(c, session)
+    item_id = await commit(c, TONE)
+    await c.response.create()
+    answer = await web.stages.request(0)
+    assert answer.speech is not None
+    await speak(web, answer, ANSWER, CHUNKS)
+    await take(c, "response.done")
+    other = await web.stages.request(1)
+    assert (other.speech, other.priority) == (None, 1000)
+    assert [each.kind for each in other.media] == ["audio"]
+    await speak(web, other, " Hello Ulm. ", [])
+    delta, done = await take(c, f"{KIND}.completed")
+    assert (delta.type, delta.item_id, delta.delta) == (f"{KIND}.delta", item_id, "Hello Ulm.")
+    assert (done.item_id, done.content_index, done.transcript) == (item_id, 0, "Hello Ulm.")
+    assert (done.usage.type, done.usage.output_tokens > 0) == ("tokens", True)
+    assert (await retrieve(c, item_id)).content[0].transcript == "Hello Ulm."
 
 
-async def test_an_answer_interrupts_a_transcript_which_is_made_after_it(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-        await transcribed(c, GA)
-        await say(c)
-        interrupted = await b.stages.request(0)
-        assert interrupted.speech is None
-        await c.response.create()
-        await b.stages.aborted(interrupted.request_id)
-        answer = await b.stages.request(1)
-        assert answer.speech is not None
-        await speak(b, answer, ANSWER, CHUNKS)
-        assert not of_type(await take(c, "response.done"), f"{KIND}.completed")
-        await speak(b, await b.stages.request(2), "Hello", [])
-        [delta, done] = await take(c, f"{KIND}.completed")
-        assert (delta.delta, done.transcript) == ("Hello", "Hello")
-    await idle(b)
+async def test_an_answer_interrupts_a_transcript(web: HttpBench, c: Connection) -> None:
+    await transcribed(c, GA)
+    await commit(c, TONE)
+    interrupted = await web.stages.request(0)
+    assert interrupted.speech is None
+    await c.response.create()
+    await web.stages.aborted(interrupted.request_id)
+    answer = await web.stages.request(1)
+    assert answer.speech is not None
+    await speak(web, answer, ANSWER, CHUNKS)
+    assert not of_type(await take(c, "response.done"), f"{KIND}.completed")
+    await speak(web, await web.stages.request(2), "Hello", [])
+    [delta, done] = await take(c, f"{KIND}.completed")
+    assert (delta.delta, done.transcript) == ("Hello", "Hello")
 
 
-async def test_a_transcript_that_fails_and_one_of_a_deleted_item(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-        await transcribed(c, GA)
-        item_id = await say(c)
-        name = (await b.stages.request(0)).request_id
-        await b.stages.fail(name, "thinker", "media_invalid", "no sound")
-        [event] = await take(c, f"{KIND}.failed")
-        assert (event.item_id, event.content_index) == (item_id, 0)
-        assert (event.error.code, event.error.message) == ("media_invalid", "no sound")
-        with mock.patch.object(transcription, "PAUSE_S", 0.5):
-            deleted = await say(c)
-            await c.conversation.item.delete(item_id=deleted)
-            await take(c, "conversation.item.deleted")
-            kept = await say(c)
-        await speak(b, await b.stages.request(1), "", [])
-        failed, done = await take(c, f"{KIND}.completed")
-        assert (failed.type, failed.item_id) == (f"{KIND}.failed", deleted)
-        assert (done.item_id, done.transcript) == (kept, "")
-    await idle(b)
+async def test_transcripts_that_fail(web: HttpBench, c: Connection) -> None:
+    await transcribed(c, GA)
+    item_id = await commit(c, TONE)
+    name = (await web.stages.request(0)).request_id
+    await web.stages.fail(name, "thinker", "media_invalid", "no sound")
+    [event] = await take(c, f"{KIND}.failed")
+    assert (event.item_id, event.content_index) == (item_id, 0)
+    assert (event.error.code, event.error.message) == ("media_invalid", "no sound")
+    with mock.patch.object(transcription, "PAUSE_S", 0.5):
+        deleted = await commit(c, TONE)
+        await c.conversation.item.delete(item_id=deleted)
+        await take(c, "conversation.item.deleted")
+        kept = await commit(c, TONE)
+    await speak(web, await web.stages.request(1), "", [])
+    failed, done = await take(c, f"{KIND}.completed")
+    assert (failed.type, failed.item_id) == (f"{KIND}.failed", deleted)
+    assert (done.item_id, done.transcript) == (kept, "")
 
 
 async def test_too_many_recordings_that_wait(configure: Configure) -> None:
     with mock.patch.object(transcription, "MAX_WAITING", 2):
         async with http_bench(configure(http_gateway())) as b, talking(b) as c:
             await transcribed(c, GA)
-            await say(c)
+            await commit(c, TONE)
             running = await b.stages.request(0)
-            waiting = [await say(c), await say(c)]
+            waiting = [await commit(c, TONE), await commit(c, TONE)]
             # One too many: the oldest of those that wait fails.
-            await say(c)
+            await commit(c, TONE)
             [event] = await take(c, f"{KIND}.failed")
             assert (event.item_id, event.error.code) == (waiting[0], "busy")
             await speak(b, running, "Hello", [])
@@ -122,7 +119,7 @@ SESSION: Any = {"type": "transcription", "audio": {"input": {**GA["audio"]["inpu
 
 
 @asynccontextmanager
-async def transcribing(b: HttpBench, how: str = "intent") -> AsyncIterator[AsyncRealtimeConnection]:
+async def transcribing(b: HttpBench, how: str = "intent") -> AsyncIterator[Connection]:
     """A session of transcription, opened in one of the ways in which frameworks open it."""
     ai, query = b.ai, {"intent": "transcription"}
     if how == "secret":
@@ -135,9 +132,7 @@ async def transcribing(b: HttpBench, how: str = "intent") -> AsyncIterator[Async
     async with ai.realtime.connect(model=model, extra_query={} if how == "update" else query) as c:
         created: Any = (await take(c, "session.created"))[-1]
         assert created.session.type == ("realtime" if how == "update" else "transcription")
-        update: Any = {"type": "session.update", "session": SESSION}
-        await c.send(update)
-        updated: Any = (await take(c, "session.updated"))[-1]
+        updated = await update(c, **SESSION)
         assert updated.warnings == []
         assert updated.session.to_dict().keys() == {"type", "object", "id", "audio"}
         assert updated.session.audio.input.transcription.model == "whisper-1"
@@ -147,7 +142,7 @@ async def transcribing(b: HttpBench, how: str = "intent") -> AsyncIterator[Async
 @pytest.mark.parametrize("how", ["intent", "update", "secret"])
 async def test_a_session_of_transcription(web: HttpBench, how: str) -> None:
     async with transcribing(web, how) as c:
-        item_ids = [await say(c), await say(c)]
+        item_ids = [await commit(c, TONE), await commit(c, TONE)]
         request = await web.stages.request(0)
         assert (request.speech, request.priority) == (None, 0)
         # Each word as soon as it is generated.
@@ -163,20 +158,14 @@ async def test_a_session_of_transcription(web: HttpBench, how: str) -> None:
         await speak(web, second, "Bye", [])
         await take(c, f"{KIND}.completed")
         assert web.process.gateway.held.total < len(TONE)
-        await c.conversation.item.retrieve(item_id=item_ids[0])
-        item: Any = (await take(c, "conversation.item.retrieved"))[-1].item
-        assert item.content[0].transcript == "Hello Ulm"
-        refused: Any = {"type": "response.create", "event_id": "mine"}
-        for event, code in [
-            (refused, "unsupported"),
-            (
-                {"type": "input_audio_buffer.commit", "event_id": "last"},
-                "input_audio_buffer_commit_empty",
-            ),
-        ]:
-            await c.send(event)
-            [error] = await take(c, "error")
-            assert (error.error.code, error.error.event_id) == (code, event["event_id"])
+        assert (await retrieve(c, item_ids[0])).content[0].transcript == "Hello Ulm"
+        for kind, code in (
+            ("response.create", "unsupported"),
+            ("input_audio_buffer.commit", "input_audio_buffer_commit_empty"),
+        ):
+            await say(c, type=kind, event_id=kind)
+            error = await error_of(c)
+            assert (error.code, error.event_id) == (code, kind)
         await c.input_audio_buffer.clear()
         await take(c, "input_audio_buffer.cleared")
 
@@ -184,7 +173,7 @@ async def test_a_session_of_transcription(web: HttpBench, how: str) -> None:
 async def test_more_recordings_than_a_request_may_have_are_all_transcribed(configure: Configure) -> None:
     config = configure(http_gateway(), {"max_audios": 2})
     async with http_bench(config) as b, transcribing(b) as c:
-        item_ids = [await say(c) for _ in range(4)]
+        item_ids = [await commit(c, TONE) for _ in range(4)]
         for at, item_id in enumerate(item_ids):
             await speak(b, await b.stages.request(at), "Hello", [])
             assert (await take(c, f"{KIND}.completed"))[-1].item_id == item_id
@@ -192,10 +181,7 @@ async def test_more_recordings_than_a_request_may_have_are_all_transcribed(confi
 
 async def test_turns_in_a_session_of_transcription(configure: Configure) -> None:
     async with bench_of(configure) as b, transcribing(b) as c:
-        vad = {"type": "server_vad", "silence_duration_ms": 3000}
-        turns: Any = {"type": "transcription", "audio": {"input": {"turn_detection": vad}}}
-        await c.session.update(session=turns)
-        await take(c, "session.updated")
+        await detect(c, {"type": "server_vad", "silence_duration_ms": 3000})
         # Three windows of the encoder; what is heard while the user speaks comes when two agree.
         for at, (heard, sent) in enumerate(
             [("How arc", ""), ("How are how", "How"), ("How are you too", " are")]
@@ -226,19 +212,14 @@ async def test_turns_in_a_session_of_transcription(configure: Configure) -> None
         assert (done.item_id, done.transcript) == (started.item_id, "How are you today")
         # What is kept of the silence is no recording.
         await c.input_audio_buffer.commit()
-        assert (await take(c, "error"))[-1].error.code == "input_audio_buffer_commit_empty"
+        assert (await error_of(c)).code == "input_audio_buffer_commit_empty"
         assert len(b.stages.requests) == 5
     await idle(b)
 
 
 async def test_a_second_of_speech_is_looked_at_before_a_window_is_complete(configure: Configure) -> None:
     async with bench_of(configure) as b, transcribing(b) as c:
-        turns: Any = {
-            "type": "transcription",
-            "audio": {"input": {"turn_detection": {"type": "server_vad"}}},
-        }
-        await c.session.update(session=turns)
-        await take(c, "session.updated")
+        await detect(c, {"type": "server_vad"})
         await append(c, said(SENTENCES[0])[: 2 * LOOK_BYTES])
         assert [each.kind for each in (await b.stages.request(0)).media] == ["audio"]
 
@@ -251,11 +232,6 @@ async def test_what_the_thinker_computes_while_a_client_that_commits_speaks(conf
         await c.input_audio_buffer.commit()
         request = await b.stages.request(0)
         assert request.prompt_token_ids[: len(begun.prompt_token_ids)] == begun.prompt_token_ids
-
-
-async def append(c: AsyncRealtimeConnection, data: bytes) -> None:
-    for at in range(0, len(data), 4800):
-        await c.input_audio_buffer.append(audio=base64.b64encode(data[at : at + 4800]).decode())
 
 
 @pytest.mark.parametrize(
@@ -278,38 +254,27 @@ def test_models_whose_clients_commit(values: dict[str, Any], detected: bool) -> 
 async def test_a_closed_session_cancels_its_transcript(web: HttpBench) -> None:
     async with talking(web) as c:
         await transcribed(c, GA)
-        await say(c)
+        await commit(c, TONE)
         name = (await web.stages.request(0)).request_id
     await web.stages.aborted(name)
     await idle(web)
 
 
-async def test_no_transcripts_unless_wanted(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway())) as b, talking(b) as c:
-        await transcribed(c, GA)
-        event: Any = {"type": "session.update", "session": {"input_audio_transcription": None}}
-        await c.send(event)
-        updated: Any = (await take(c, "session.updated"))[-1]
-        assert updated.session.audio.input.transcription is None
-        with mock.patch.object(transcription, "PAUSE_S", 0.0):
-            await say(c)
-            await c.response.create()
-            await speak(b, await b.stages.request(0), ANSWER, CHUNKS)
-            await take(c, "response.done")
-        assert len(b.stages.requests) == 1
-    await idle(b)
+async def test_no_transcripts_unless_wanted(web: HttpBench, c: Connection) -> None:
+    await transcribed(c, GA)
+    updated = await update(c, input_audio_transcription=None)
+    assert updated.session.audio.input.transcription is None
+    with mock.patch.object(transcription, "PAUSE_S", 0.0):
+        await commit(c, TONE)
+        await c.response.create()
+        await speak(web, await web.stages.request(0), ANSWER, CHUNKS)
+        await take(c, "response.done")
+    assert len(web.stages.requests) == 1
 
 
 @pytest.mark.parametrize(
     "values",
-    [
-        "whisper-1",
-        [],
-        {"model": 1},
-        {"prompt": "x" * 65_537},
-        {"keywords": ["x"] * 257},
-        {"secret": True},
-    ],
+    ["whisper-1", [], {"model": 1}, {"prompt": "x" * 65_537}, {"keywords": ["x"] * 257}, {"secret": True}],
     ids=lambda value: str(value)[:30],
 )
 def test_what_is_refused(values: Any) -> None:

@@ -1,31 +1,48 @@
 """What the camera of a realtime session sees goes with what is said meanwhile, as one video."""
 
 import base64
-import io
-import wave
+import gc
+import threading
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from openai.resources.realtime.realtime import AsyncRealtimeConnection
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
 from gateway.fairness.memory_budget import MemoryBudget
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.encoding.matroska import Film, write_matroska
+from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.input.video import MAX_BYTES, MAX_FRAME_BYTES, InputVideo
-from gateway.http.realtime.items import same_messages
-from omnirelay.content import AudioPart, ChatMessage, MediaPart, TextPart, VideoPart
+from gateway.http.realtime.items import Recorded, sound_item
+from gateway.http.realtime.session import Session
+from omnirelay.content import AudioPart, VideoPart
 from omnirelay.errors import BusyError, MediaError, MediaTooLargeError
 from shared.config import MediaConfig
 from shared.messages import MediaItem
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speak, speaking
-from tests.gateway.test_http_realtime import ANSWER, CHUNKS, HELLO, ask, idle, take, talking
-from tests.gateway.test_http_realtime_early import SECOND, VOICE, begun_by, bench_of, settle
-from tests.gateway.test_http_realtime_early import say as append
-from tests.gateway.test_http_realtime_turns import listening, say, spoken
+from tests.gateway.realtime import (
+    ANSWER,
+    CHUNKS,
+    HELLO,
+    add,
+    append,
+    ask,
+    commit,
+    error_of,
+    idle,
+    recording,
+    say,
+    settle,
+    take,
+    talking,
+    update,
+)
+from tests.gateway.test_http_realtime_early import SECOND, VOICE, bench_of, recite
+from tests.gateway.test_http_realtime_turns import listening, spoken
 from tests.support.camera import FRAME_MS, frames, read_file
 
 SEEN = frames(8)
@@ -33,15 +50,9 @@ TOKENS = 6 * 4
 """A second of these frames, of 160 by 112 pixels."""
 
 
-async def look(c: AsyncRealtimeConnection, image: bytes, ms: int | None = None, **more: Any) -> None:
-    event = {"type": "input_video_buffer.append", "image": base64.b64encode(image).decode(), **more}
-    await c.send(event | ({} if ms is None else {"time_ms": ms}))  # type: ignore[arg-type]
-
-
-async def commit(c: AsyncRealtimeConnection) -> str:
-    await c.input_audio_buffer.commit()
-    item: str = (await take(c, "conversation.item.done"))[-1].item.id
-    return item
+async def look(c: Connection, image: bytes, ms: int | None = None) -> None:
+    timed = {} if ms is None else {"time_ms": ms}
+    await say(c, type="input_video_buffer.append", image=base64.b64encode(image).decode(), **timed)
 
 
 def held_by(item: MediaItem) -> tuple[list[bytes], bytes]:
@@ -52,28 +63,21 @@ def held_by(item: MediaItem) -> tuple[list[bytes], bytes]:
     return pictures, pcm
 
 
-def recording(part: MediaPart | MediaItem) -> bytes:
-    data = part.data.view if isinstance(part, MediaItem) else part.data
-    assert data is not None
-    with wave.open(io.BytesIO(bytes(data))) as file:
-        return file.readframes(file.getnframes())
-
-
 async def test_what_is_seen_and_heard_is_one_video(web: HttpBench) -> None:
     async with speaking(web, ANSWER, CHUNKS), talking(web) as c:
-        await append(c, 0, 1)
+        await recite(c, 0, 1)
         await look(c, SEEN[0], 0)
         await look(c, SEEN[1], 600)
         # Without a time: now.
         await look(c, SEEN[2])
-        await append(c, 1, 2.5)
+        await recite(c, 1, 2.5)
         # Behind the end of the recording.
         await look(c, SEEN[3], 2600)
         await commit(c)
         await ask(c)
-        await append(c, 2.5, 3.5)
+        await recite(c, 2.5, 3.5)
         await commit(c)
-        await c.conversation.item.create(item=HELLO)
+        await add(c)
         await ask(c)
         first, second = web.stages.requests
         assert first.use_audio_in_video
@@ -93,63 +97,110 @@ async def test_what_is_seen_and_heard_is_one_video(web: HttpBench) -> None:
 async def test_a_client_that_shows_nothing_is_only_heard(web: HttpBench) -> None:
     async with speaking(web, ANSWER, CHUNKS), talking(web) as c:
         await look(c, SEEN[0])
-        await c.send({"type": "input_video_buffer.clear", "event_id": "x"})  # type: ignore[arg-type]
+        await say(c, type="input_video_buffer.clear")
         cleared: Any = await c.recv()
         assert cleared.type == "input_video_buffer.cleared"
-        await append(c, 0, 1)
+        await recite(c, 0, 1)
         await commit(c)
         await ask(c)
         [item] = web.stages.requests[0].media
         assert recording(item) == VOICE[:SECOND]
 
 
-async def test_an_answer_that_is_begun_in_a_pause_has_seen_what_the_turn_shows(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway())) as b, listening(b, early=True) as c:
+async def test_an_answer_that_is_begun_in_a_pause_has_seen_what_the_turn_shows(web: HttpBench) -> None:
+    async with listening(web, early=True) as c:
         await look(c, SEEN[0])
-        await say(c, spoken(350))
-        request = await b.stages.request(0)
+        await append(c, spoken(350))
+        request = await web.stages.request(0)
         await look(c, SEEN[1])
         await settle(c)
-        await say(c, bytes(SECOND // 2))
+        await append(c, bytes(SECOND // 2))
         await take(c, "response.created")
-        await speak(b, request, ANSWER, CHUNKS)
+        await speak(web, request, ANSWER, CHUNKS)
         assert (await take(c, "response.done"))[-1].response.status == "completed"
         assert set(held_by(request.media[0])[0]) == {SEEN[0]}
-        assert await b.metric('omnirelay_realtime_turns_total{event="answered_early"}') == 1
-        assert len(b.stages.requests) == 1
-    await idle(b)
+        assert await web.metric('omnirelay_realtime_turns_total{event="answered_early"}') == 1
+        assert len(web.stages.requests) == 1
+    await idle(web)
 
 
-async def test_a_video_is_computed_with_its_request_and_before_the_next(configure: Configure) -> None:
+@pytest.mark.parametrize("what", ["late frame", "clear"])
+async def test_what_changes_the_video_of_a_turn_after_its_pause_changes_the_answer(
+    web: HttpBench, what: str
+) -> None:
+    async with listening(web, early=True) as c:
+        await look(c, SEEN[0])
+        await append(c, spoken(350))
+        await web.stages.request(0)
+        if what == "clear":
+            await say(c, type="input_video_buffer.clear")
+            cleared: Any = await c.recv()
+            while cleared.type != "input_video_buffer.cleared":
+                cleared = await c.recv()
+        else:
+            await look(c, SEEN[1], 600)
+            await settle(c)
+        await append(c, bytes(SECOND // 2))
+        request = await web.stages.request(1)
+        await speak(web, request, ANSWER, CHUNKS)
+        assert (await take(c, "response.done"))[-1].response.status == "completed"
+        [item] = request.media
+        if what == "clear":
+            assert item.kind == "audio"
+        else:
+            assert SEEN[1] in held_by(item)[0]
+        assert await web.metric('omnirelay_realtime_turns_total{event="answered_early"}') == 0
+    await idle(web)
+
+
+async def test_a_recording_that_is_cleared_in_a_pause_is_let_go(web: HttpBench) -> None:
+    async with listening(web, early=True) as c:
+        await look(c, SEEN[0])
+        await append(c, spoken(350))
+        await web.stages.request(0)
+        sessions = [each for each in gc.get_objects() if isinstance(each, Session)]
+        [session] = [each for each in sessions if each._context.gateway is web.process.gateway]
+        assert session._paused is not None
+        await say(c, type="input_audio_buffer.clear")
+        await settle(c)
+        assert session._paused is None
+    await idle(web)
+
+
+async def test_a_video_is_computed_while_it_goes_on_and_before_the_next_request(
+    configure: Configure,
+) -> None:
     async with bench_of(configure) as b, talking(b) as c:
         await look(c, SEEN[0])
-        await append(c, 0, 6)
-        assert begun_by(b) == 0
-        await commit(c)
+        await recite(c, 0, 3)
         begun = await b.stages.prefill(0)
+        assert (begun.early, begun.use_audio_in_video) == ("recording", True)
+        assert [item.kind for item in begun.media] == ["video"]
+        assert b.process.gateway.prompts.placeholders[begun.prompt_token_ids[-1]] == "video"
+        await b.stages.prefilled(begun.request_id, 90)
+        await commit(c)
+        begun = await b.stages.prefill(1)
         assert (begun.early, begun.use_audio_in_video) == ("prompt", True)
         assert [item.kind for item in begun.media] == ["video"]
 
 
-async def test_transcripts_are_of_what_was_heard(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway())) as b, speaking(b, "what I see", CHUNKS):
-        async with talking(b) as c:
-            listens: Any = {"type": "realtime", "audio": {"input": {"transcription": {}}}}
-            await c.session.update(session=listens)
-            await look(c, SEEN[0])
-            await append(c, 0, 1)
-            await commit(c)
-            done = await take(c, "conversation.item.input_audio_transcription.completed")
-            assert done[-1].transcript == "what I see"
-        [item] = b.stages.requests[0].media
-        assert recording(item) == VOICE[:SECOND]
+async def test_transcripts_are_of_what_was_heard(web: HttpBench, c: Connection) -> None:
+    async with speaking(web, "what I see", CHUNKS):
+        await update(c, audio={"input": {"transcription": {}}})
+        await look(c, SEEN[0])
+        await recite(c, 0, 1)
+        await commit(c)
+        done = await take(c, "conversation.item.input_audio_transcription.completed")
+    assert done[-1].transcript == "what I see"
+    [item] = web.stages.requests[0].media
+    assert recording(item) == VOICE[:SECOND]
 
 
 @pytest.mark.parametrize("code", ["media_invalid", "prompt_too_long"])
 async def test_videos_that_cannot_be_answered_leave(web: HttpBench, code: str) -> None:
     async with talking(web) as c:
         await look(c, SEEN[0])
-        await append(c, 0, 1)
+        await recite(c, 0, 1)
         await commit(c)
         await c.response.create()
         request = await web.stages.request(0)
@@ -164,7 +215,7 @@ async def test_videos_that_cannot_be_answered_leave(web: HttpBench, code: str) -
 async def test_videos_stay_if_an_answer_without_them_fails(web: HttpBench) -> None:
     async with talking(web) as c:
         await look(c, SEEN[0])
-        await append(c, 0, 1)
+        await recite(c, 0, 1)
         await commit(c)
         await c.response.create(response={"conversation": "none", "input": [HELLO]})
         request = await web.stages.request(0)
@@ -175,27 +226,6 @@ async def test_videos_stay_if_an_answer_without_them_fails(web: HttpBench) -> No
         assert [item.kind for item in web.stages.requests[1].media] == ["video"]
 
 
-def test_messages_are_compared_by_what_they_say() -> None:
-    data = bytes(range(100))
-    part = AudioPart(data=memoryview(data))
-    same = [part, AudioPart(data=memoryview(bytearray(data))), AudioPart(data=memoryview(data + b"x")[:-1])]
-    others: list[Any] = [
-        VideoPart(data=memoryview(data)),
-        AudioPart(data=memoryview(data)[:-1]),
-        AudioPart(data=memoryview(bytes(100))),
-        AudioPart(url="https://a/b"),
-        TextPart("Hi"),
-    ]
-    asked = [ChatMessage("user", "Hi"), ChatMessage("user", [part])]
-    for each in same:
-        assert same_messages(asked, [ChatMessage("user", [TextPart("Hi")]), ChatMessage("user", [each])])
-    for other in others:
-        assert not same_messages(asked, [asked[0], ChatMessage("user", [other])])
-    assert not same_messages(asked, asked[:1])
-    assert not same_messages(asked, [asked[0], ChatMessage("user", [part, part])])
-    assert not same_messages(asked, [asked[0], ChatMessage("assistant", [part])])
-
-
 @pytest.mark.parametrize("limit", ["max_videos", "realtime_video_tokens"])
 async def test_older_videos_leave_and_their_sound_stays(configure: Configure, limit: str) -> None:
     media = {"max_videos": 2} if limit == "max_videos" else {"realtime_video_tokens": 5 * TOKENS}
@@ -203,7 +233,7 @@ async def test_older_videos_leave_and_their_sound_stays(configure: Configure, li
     async with http_bench(config) as b:
         async with speaking(b, ANSWER, CHUNKS), talking(b) as c:
             for turn in range(3):
-                await append(c, 2 * turn, 2 * turn + 2)
+                await recite(c, 2 * turn, 2 * turn + 2)
                 await look(c, SEEN[turn], 2000 * turn)
                 held = b.process.gateway.held.total
                 await commit(c)
@@ -217,32 +247,33 @@ async def test_older_videos_leave_and_their_sound_stays(configure: Configure, li
         await idle(b)
 
 
+def in_base64(image: bytes) -> str:
+    return base64.b64encode(image).decode()
+
+
 JPEG, (PNG,) = SEEN[0], frames(1, form="png")
 LARGE = frames(1, 1600, 1600)[0]
 EMPTY = b"\xff\xe1\x00\x02"
 """A segment of a JPEG file."""
 WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no picture": ({"image": base64.b64encode(b"hi").decode()}, "media_invalid", "image"),
+    "no picture": ({"image": in_base64(b"hi")}, "media_invalid", "image"),
     "no base64": ({"image": "?"}, "invalid_request", "image"),
     "nothing": ({}, "invalid_request", "image"),
-    "half a JPEG": ({"image": base64.b64encode(JPEG[:-9]).decode()}, "media_invalid", "image"),
-    "half a PNG": ({"image": base64.b64encode(PNG[:-9]).decode()}, "media_invalid", "image"),
+    "half a JPEG": ({"image": in_base64(JPEG[:-9])}, "media_invalid", "image"),
+    "half a PNG": ({"image": in_base64(PNG[:-9])}, "media_invalid", "image"),
     "a JPEG of many empty segments": (
-        {"image": base64.b64encode(JPEG[:2] + 1000 * EMPTY + JPEG[2:]).decode()},
+        {"image": in_base64(JPEG[:2] + 1000 * EMPTY + JPEG[2:])},
         "media_invalid",
         "image",
     ),
-    "a time before the session": (
-        {"image": base64.b64encode(JPEG).decode(), "time_ms": -1},
+    "a time before the session": ({"image": in_base64(JPEG), "time_ms": -1}, "invalid_request", "time_ms"),
+    "a time that would hide all that comes": (
+        {"image": in_base64(JPEG), "time_ms": 30_001},
         "invalid_request",
         "time_ms",
     ),
-    "too many bytes": (
-        {"image": base64.b64encode(JPEG.ljust(MAX_FRAME_BYTES + 1)).decode()},
-        "media_too_large",
-        "image",
-    ),
-    "too many pixels": ({"image": base64.b64encode(LARGE).decode()}, "media_too_large", "image"),
+    "too many bytes": ({"image": in_base64(JPEG.ljust(MAX_FRAME_BYTES + 1))}, "media_too_large", "image"),
+    "too many pixels": ({"image": in_base64(LARGE)}, "media_too_large", "image"),
 }
 
 
@@ -251,8 +282,8 @@ async def test_a_frame_that_is_refused(configure: Configure, what: str) -> None:
     media = {"realtime_video_tokens": 4096}
     async with http_bench(configure(http_gateway(), media)) as b, talking(b) as c:
         fields, code, param = WRONG[what]
-        await c.send({"type": "input_video_buffer.append", "event_id": "bad", **fields})  # type: ignore[arg-type]
-        error = (await take(c, "error"))[-1].error
+        await say(c, type="input_video_buffer.append", event_id="bad", **fields)
+        error = await error_of(c)
         assert (error.code, error.param, error.event_id) == (code, param, "bad")
         held = b.process.gateway.held.total
         await look(c, JPEG)
@@ -263,21 +294,20 @@ async def test_a_frame_that_is_refused(configure: Configure, what: str) -> None:
 async def test_who_takes_no_videos(configure: Configure) -> None:
     async with http_bench(configure(http_gateway(), {"max_videos": 0})) as b, talking(b) as c:
         await look(c, JPEG)
-        assert (await take(c, "error"))[-1].error.code == "media_too_large"
-        await c.session.update(session={"type": "transcription"})
-        await take(c, "session.updated")
+        assert (await error_of(c)).code == "media_too_large"
+        await update(c, type="transcription")
         await look(c, JPEG)
-        assert (await take(c, "error"))[-1].error.code == "unsupported"
+        assert (await error_of(c)).code == "unsupported"
 
 
 async def test_frames_are_counted_as_held_memory(configure: Configure) -> None:
     async with http_bench(configure(http_gateway(), held_bytes=100 * 2**20)) as b:
         async with talking(b) as c:
             other = b.process.gateway.held.of("other")
-            other.budget.take("other", 100 * 2**20 - 1000)
+            other.grow(100 * 2**20 - 1000)
             await look(c, JPEG)
-            assert (await take(c, "error"))[-1].error.code == "busy"
-            other.budget.give("other", 100 * 2**20 - 1000)
+            assert (await error_of(c)).code == "busy"
+            other.release()
             await look(c, JPEG, 500)
             await settle(c)
             assert b.process.gateway.held.total == len(JPEG)
@@ -348,11 +378,66 @@ def test_a_frame_may_have_some_segments_before_its_size() -> None:
 
 @pytest.mark.parametrize("limit", ["tokens", "bytes"])
 def test_large_frames_are_fewer(limit: str) -> None:
-    tokens, size = (4 * TOKENS, 2**26) if limit == "tokens" else (8192, 18 * len(JPEG))
+    frame = JPEG[:-2] + bytes(60_000) + JPEG[-2:]
+    tokens, size = (4 * TOKENS, 2**26) if limit == "tokens" else (8192, 18 * len(frame))
     video = video_of(realtime_video_tokens=tokens, max_item_bytes=size)
     for at in range(20):
-        video.append(JPEG, at * FRAME_MS)
+        video.append(frame, at * FRAME_MS)
     assert len(shown(video, 10)) == 8
+
+
+def test_half_of_the_largest_file_is_for_the_sound() -> None:
+    size = 5 * SECOND
+    video = video_of(max_item_bytes=size)
+    video.append(JPEG, 0)
+    before, after = video.recorded(wav(10), 0).parts
+    assert isinstance(before, AudioPart)
+    assert isinstance(after, VideoPart)
+    assert after.nbytes <= size
+    assert recording(before) + read_file(bytes(after.data or b""))[1] == bytes(wav(10))[44:]
+
+
+def test_the_sound_of_a_video_is_in_memory_twice_and_in_a_request_once() -> None:
+    budget, sound = MemoryBudget(2**30, lambda: 1), bytearray(wav(4))
+    video = video_of(budget)
+    video.append(JPEG, 0)
+    recorded = video.recorded(memoryview(sound), 0)
+    (film,) = recorded.parts
+    assert isinstance(film, VideoPart)
+    video.clear()
+    conversation = RealtimeConversation(MediaConfig(max_request_bytes=film.nbytes + 100), budget.of("a"))
+    item = sound_item(sound, "seen", recorded)
+    conversation.add(item)
+    assert conversation.make_room() == []
+    assert budget.total == item.weight + len(sound)
+    conversation.forget_videos()
+    assert budget.total == item.weight < len(sound) + 100
+
+
+@pytest.mark.parametrize("early", [False, True])
+async def test_videos_are_made_off_the_event_loop(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch, early: bool
+) -> None:
+    """That of 30 s, with large frames, stopped the gateway for 0.1 s."""
+    make, makers = InputVideo.recorded, list[threading.Thread]()
+
+    def watched(video: InputVideo, sound: memoryview, begin_ms: int) -> Recorded:
+        makers.append(threading.current_thread())
+        return make(video, sound, begin_ms)
+
+    monkeypatch.setattr(InputVideo, "recorded", watched)
+    async with http_bench(configure(http_gateway())) as b:
+        async with listening(b, early=True) if early else talking(b) as c:
+            await look(c, SEEN[0])
+            if early:
+                await append(c, spoken(350))
+                await b.stages.request(0)
+            else:
+                await append(c, spoken(0))
+                await commit(c)
+        await idle(b)
+    assert makers
+    assert threading.main_thread() not in makers
 
 
 def test_whatever_is_sent_the_buffer_is_bounded() -> None:

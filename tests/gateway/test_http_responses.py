@@ -14,12 +14,17 @@ from gateway.http.openai.strings import parse
 from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart
 from omnirelay.errors import InvalidRequestError
 from omnirelay.protocol import GenerateRequest
-from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, HttpBench, speaking
-from tests.gateway.test_http_fields import JSON_VALUES
 
 ANSWER = "How are you? 😀"
 FLAT: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
+
+
+JSON_VALUES = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
+    max_leaves=12,
+)
 WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
@@ -144,10 +149,9 @@ async def until_completed(socket: Any) -> Any:
     return event.response
 
 
-async def test_an_agents_calls(web: HttpBench) -> None:
+async def test_an_agents_calls(roomy: HttpBench) -> None:
+    web = roomy
     async with speaking(web, f"Wait.\n{WEATHER}", []):
-        web.stages.max_positions = 4096
-        await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
         first: Any = await web.ai.responses.create(model=MODEL, input="Rain?", tools=[FLAT])
         said, call = first.output
         assert (said.type, call.type) == ("message", "function_call")

@@ -1,15 +1,17 @@
-"""Streamed chats over HTTP that go on with a partial answer."""
+"""Streamed chats that go on with a partial answer; clients that only close their sending side."""
 
 import asyncio
 import base64
 import json
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, closing
 from typing import Any
 
 import pytest
 
+from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, MODEL, HttpBench
+from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
 from tests.gateway.scripted import CHUNKS, CODES, TEXT, Script
 
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
@@ -74,8 +76,7 @@ async def test_a_spoken_answer_goes_on(web: HttpBench, chunks: int) -> None:
     await reading
     await web.stages.aborted(request.request_id)
     assert not parted.ended
-    assert parted.held["request_id"] == request.request_id
-    assert parted.held["seed"] == request.seed
+    assert (parted.held["request_id"], parted.held["seed"]) == (request.request_id, request.seed)
     reading = asyncio.create_task(parted.read(web))
     again = await web.stages.request(2)
     assert again.seed == request.seed
@@ -83,8 +84,7 @@ async def test_a_spoken_answer_goes_on(web: HttpBench, chunks: int) -> None:
     await reading
     assert parted.ended
     assert (parted.text, b"".join(parted.pcm)) == (whole.text, b"".join(whole.pcm))
-    assert parted.held["text_token_ids"] == script.text
-    assert parted.held["codec_token_ids"] == CODES
+    assert (parted.held["text_token_ids"], parted.held["codec_token_ids"]) == (script.text, CODES)
     assert parted.held["text_finish_reason"] == parted.held["codec_finish_reason"] == "stop"
     assert parted.held["chunk_samples"] == [len(chunk) // 4 for chunk in CHUNKS]
 
@@ -115,14 +115,11 @@ async def test_others_get_the_chunks_of_before(web: HttpBench) -> None:
         ),
     ],
 )
-async def test_what_cannot_go_on_is_refused(
-    web: HttpBench, changes: dict[str, Any], param: str, code: str
-) -> None:
+async def test_what_is_not_resumable(web: HttpBench, changes: dict[str, Any], param: str, code: str) -> None:
     response = await web.http.post("/v1/chat/completions", json=ASKED | changes)
     error = response.json()["error"]
     assert response.status_code == 400
-    assert error["code"] == code
-    assert error["param"].partition(".")[0] == param
+    assert (error["code"], error["param"].partition(".")[0]) == (code, param)
     assert web.stages.requests == []
     await until(lambda: not web.process.gateway._active)
 
@@ -135,3 +132,65 @@ async def test_each_token_of_a_text_is_told_once(web: HttpBench) -> None:
     lines = [line[6:] for line in (await asked).text.splitlines() if line.startswith("data: {")]
     told = [json.loads(line).get("resume", {}) for line in lines]
     assert [token for each in told for token in each.get("text_token_ids", [])] == script.text
+
+
+def chat(version: str = "1.1", **fields: Any) -> bytes:
+    body = json.dumps({"model": MODEL, "messages": HI, **fields}).encode()
+    head = [f"POST /v1/chat/completions HTTP/{version}", "Host: localhost", f"Content-Length: {len(body)}"]
+    return "\r\n".join([*head, "", ""]).encode() + body
+
+
+@asynccontextmanager
+async def half_closed(b: HttpBench, words: bytes) -> AsyncIterator[asyncio.StreamReader]:
+    reader, writer = await asyncio.open_connection(*b.address)
+    with closing(writer):
+        writer.write(words)
+        writer.write_eof()
+        yield reader
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_it_gets_the_answer(web: HttpBench, stream: bool) -> None:
+    async with half_closed(web, chat(stream=stream)) as reader:
+        request = await web.stages.request(0)
+        assert await reader.readuntil(b"\r\n\r\n") == b"HTTP/1.1 102 Processing\r\n\r\n"
+        await web.stages.answer(request, web.encode("Hello"))
+        answer = await reader.read()
+        assert answer.startswith(b"HTTP/1.1 200")
+        assert b"Hello" in answer
+        assert b"[DONE]" in answer or not stream
+        assert web.counts["completed"] == 1
+
+
+async def test_it_gets_the_rest_of_a_stream(web: HttpBench) -> None:
+    reader, writer = await asyncio.open_connection(*web.address)
+    with closing(writer):
+        writer.write(chat(stream=True))
+        request = await web.stages.request(0)
+        await web.stages.text(request.request_id, 0, web.encode("Hello"))
+        await reader.readuntil(b"Hello")
+        writer.write_eof()
+        await reader.readuntil(b": keep-alive\n\n")
+        await web.stages.text(request.request_id, 1, web.encode(" world"), "stop")
+        answer = await reader.read()
+    assert b" world" in answer
+    assert b"[DONE]" in answer
+
+
+async def test_it_gets_both_answers_of_two_requests(configure: Configure) -> None:
+    live = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+    config = configure(http_gateway())
+    async with http_bench(config) as b, half_closed(b, chat() + live) as reader:
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        answer = await reader.read()
+        assert answer.count(b"HTTP/1.1 200") == 2
+        assert answer.endswith(b'{"status":"ok"}')
+
+
+@pytest.mark.parametrize("words", [chat("1.0"), chat()[:-1]], ids=["HTTP/1.0", "half a request"])
+async def test_who_might_have_left_counts_as_gone(web: HttpBench, words: bytes) -> None:
+    async with half_closed(web, words) as reader:
+        assert await reader.read() == b""
+        await until(lambda: not web.process.access.open_requests)
+        assert web.counts["completed"] == 0

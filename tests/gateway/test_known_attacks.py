@@ -21,10 +21,9 @@ from omnirelay.protocol import GenerateRequest, Refusal, Submit
 from shared.config import Config
 from shared.messages import ControlToStage, TalkerInput, ThinkerInput, ThinkRequest, Token2WavInput
 from shared.transport.wire import VERSION_BYTE
-from tests.gateway.bench import Bench, Configure
+from tests.gateway.bench import Bench, Configure, RawClient, serves
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, HttpBench, http_bench, http_gateway
-from tests.gateway.raw_client import RawClient, serves
 
 
 class Harmful:
@@ -201,30 +200,23 @@ async def test_a_url_that_two_parsers_read_differently_is_fetched_by_neither(con
 
 
 @pytest.mark.parametrize("kind", ["video/jpeg", "video/mp4", "image/jpeg"])
-async def test_thousands_of_frames_behind_commas_are_no_video(configure: Configure, kind: str) -> None:
+async def test_thousands_of_frames_behind_commas_are_no_video(web: HttpBench, kind: str) -> None:
     frame = base64.b64encode(b"\xff\xd8\xff\xe0" + bytes(60)).decode()
     url = f"data:{kind};base64," + ",".join([frame] * 5000)
-
-    async with http_bench(configure(http_gateway())) as b:
-        part = {"type": "video_url", "video_url": {"url": url}}
-        answer = await b.post(messages=[{"role": "user", "content": [part]}])
-        assert answer.status_code == 400
-        assert answer.json()["error"]["code"] == "media_invalid"
-        assert b.stages.requests == []
-        assert b.process.gateway.held.total == 0
+    part = {"type": "video_url", "video_url": {"url": url}}
+    answer = await web.post(messages=[{"role": "user", "content": [part]}])
+    assert (answer.status_code, answer.json()["error"]["code"]) == (400, "media_invalid")
+    assert (web.stages.requests, web.process.gateway.held.total) == ([], 0)
 
 
-async def test_as_many_videos_as_fit_in_a_body_are_not_taken(configure: Configure) -> None:
+async def test_as_many_videos_as_fit_in_a_body_are_not_taken(web: HttpBench) -> None:
     url = "data:video/mp4;base64," + base64.b64encode(b"\0\0\0\x18ftypmp42").decode()
     part = {"type": "video_url", "video_url": {"url": url}}
-
-    async with http_bench(configure(http_gateway())) as b:
-        for count in (5, 2000):
-            answer = await b.post(messages=[{"role": "user", "content": [part] * count}])
-            assert answer.status_code in (400, 413), answer.text
-            assert answer.json()["error"]["code"] == "media_too_large"
-        assert b.stages.requests == []
-        assert b.process.gateway.held.total == 0
+    for count in (5, 2000):
+        answer = await web.post(messages=[{"role": "user", "content": [part] * count}])
+        assert answer.status_code in (400, 413), answer.text
+        assert answer.json()["error"]["code"] == "media_too_large"
+    assert (web.stages.requests, web.process.gateway.held.total) == ([], 0)
 
 
 async def test_refused_requests_leave_nothing_however_many(configure: Configure) -> None:
@@ -237,11 +229,7 @@ async def test_refused_requests_leave_nothing_however_many(configure: Configure)
             {"messages": [{"role": "user", "content": [part] * 40}]},
             {"messages": [{"role": "user", "content": [part]}], "model": "none"},
             {"messages": [{"role": "user", "content": [part]}], "temperature": -1},
-            {
-                "messages": HI,
-                "audio": {"voice": "Nobody", "format": "wav"},
-                "modalities": ["text", "audio"],
-            },
+            {"messages": HI, "audio": {"voice": "Nobody", "format": "wav"}, "modalities": ["text", "audio"]},
         ]
         for _ in range(10):
             for body in wrong:
@@ -255,7 +243,7 @@ async def test_refused_requests_leave_nothing_however_many(configure: Configure)
         assert (await b.post()).status_code == 200
 
 
-async def test_what_is_json_and_still_harmful_is_data(configure: Configure, target: Path) -> None:
+async def test_what_is_json_and_still_harmful_is_data(web: HttpBench, target: Path) -> None:
     """As jsonpickle, YAML tags and templates would follow it."""
     tags = [
         {"py/object": "os.mkdir", "py/reduce": [{"py/type": "os.mkdir"}, {"py/tuple": [str(target)]}]},
@@ -264,14 +252,12 @@ async def test_what_is_json_and_still_harmful_is_data(configure: Configure, targ
         urllib.parse.quote(f"$(mkdir {target})"),
         f"$(mkdir {target})",
     ]
-
-    async with http_bench(configure(http_gateway())) as b:
-        b.stages.serve(b.encode("Hello"))
-        for tag in tags:
-            text = tag if isinstance(tag, str) else json.dumps(tag)
-            answer = await b.post(messages=[{"role": "user", "content": text}])
-            assert answer.status_code == 200
-            assert (await b.post(messages=tag)).status_code == 400
+    web.stages.serve(web.encode("Hello"))
+    for tag in tags:
+        text = tag if isinstance(tag, str) else json.dumps(tag)
+        answer = await web.post(messages=[{"role": "user", "content": text}])
+        assert answer.status_code == 200
+        assert (await web.post(messages=tag)).status_code == 400
 
 
 def test_defaults_listen_on_this_machine_alone() -> None:

@@ -1,6 +1,10 @@
 """The state machine, the record of a request, and the small objects around them."""
 
+import asyncio
+import gc
 import itertools
+import threading
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -8,9 +12,11 @@ from hypothesis import strategies as st
 
 from gateway.dispatch.aborts import AbortLedger
 from gateway.fairness.admission import Admission
+from gateway.fairness.thread import FairThread
 from gateway.requests.lifecycle import ENDED, TRANSITIONS, Lifecycle, RequestState, StateCounts
 from gateway.requests.record import Delta, RequestRecord
-from omnirelay.errors import BusyError, SequenceError, StateTransitionError
+from omnirelay.errors import EmptyPromptError, SequenceError, StateTransitionError
+from omnirelay.tasks import all_of, first_of
 from shared.messages import (
     AudioChunk,
     CodecDelta,
@@ -22,6 +28,7 @@ from shared.messages import (
     ThinkRequest,
 )
 from shared.messages.payloads import Blob
+from tests.gateway.bench import Patch
 
 STATES = list(RequestState)
 
@@ -165,41 +172,6 @@ def test_what_the_prompt_came_to_is_told_once_with_the_first_text() -> None:
     assert late.prompt == PromptUsage(tokens=1)
 
 
-@given(
-    st.integers(1, 3),
-    st.integers(0, 3),
-    st.lists(st.tuples(st.sampled_from(["enter", "leave"]), st.integers(-2, 2)), max_size=60),
-)
-def test_admission_never_exceeds_its_bounds(
-    max_active: int, max_queued: int, steps: list[tuple[str, int]]
-) -> None:
-    admission = Admission(max_active, max_queued)
-    active: list[str] = []
-    waiting: list[tuple[int, int, str]] = []
-    for number, (step, value) in enumerate(steps):
-        name = str(number)
-        if step == "enter":
-            if len(active) + len(waiting) >= max_active + max_queued:
-                with pytest.raises(BusyError):
-                    admission.enter(name, value)
-            else:
-                admission.enter(name, value)
-                waiting.append((value, number, name))
-        elif active or waiting:
-            everyone = active + [each[2] for each in waiting]
-            gone = everyone[value % len(everyone)]
-            admission.leave(gone)
-            active = [each for each in active if each != gone]
-            waiting = [each for each in waiting if each[2] != gone]
-        while (taken := admission.next()) is not None:
-            admission.start(taken)
-            assert taken == min(waiting)[2]
-            waiting.remove(min(waiting))
-            active.append(taken)
-        assert len(active) <= max_active
-        assert not waiting or len(active) == max_active
-
-
 def test_retry_time_follows_what_requests_take() -> None:
     admission = Admission(2, 0)
     before = admission.retry_after_ms()
@@ -209,7 +181,7 @@ def test_retry_time_follows_what_requests_take() -> None:
     assert before < admission.retry_after_ms() <= 60_000
 
 
-def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_aborts_are_bounded_and_repeated_until_confirmed(monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.dispatch.aborts.MAX_OPEN", 2)
     sent: list[tuple[str, str, str]] = []
     now = 0.0
@@ -252,3 +224,65 @@ def test_an_abort_lasts_until_the_last_replica_has_confirmed_it() -> None:
     ledger.abort("c", [("thinker", "one")])
     ledger.confirmed("thinker", "one", "c")
     assert lasted == [3.0, 0.0]
+
+
+async def ends(name: str) -> str:
+    return name
+
+
+async def fails(name: str) -> str:
+    raise ValueError(name)
+
+
+async def stays(cancelled: list[str], name: str) -> str:
+    try:
+        return await asyncio.get_running_loop().create_future()
+    finally:
+        cancelled.append(name)
+
+
+def test_all_results_come_in_order() -> None:
+    assert asyncio.run(all_of(map(ends, "abc"))) == ["a", "b", "c"]
+
+
+def test_what_ends_first_cancels_the_others() -> None:
+    cancelled: list[str] = []
+    assert asyncio.run(first_of(stays(cancelled, "a"), ends("b"), ends("c"))) == "b"
+    with pytest.raises(ValueError, match="b"):
+        asyncio.run(all_of([stays(cancelled, "c"), fails("b")]))
+    with pytest.raises(ValueError, match="b"):
+        asyncio.run(first_of(ends("a"), fails("b"), fails("c")))
+    assert cancelled == ["a", "c"]
+
+
+@pytest.mark.parametrize("how", [lambda *works: all_of(works), first_of])
+def test_whoever_is_cancelled_leaves_nothing(how: Any) -> None:
+    cancelled: list[str] = []
+    with pytest.raises(TimeoutError):
+        asyncio.run(asyncio.wait_for(how(stays(cancelled, "a"), stays(cancelled, "b")), 0.01))
+    assert cancelled == ["a", "b"]
+
+
+async def test_an_error_that_nobody_waits_for_is_not_logged() -> None:
+    """A cancelled request's prompt may be refused afterwards."""
+    unhandled: list[dict[str, Any]] = []
+    going, cancelled = threading.Event(), threading.Event()
+
+    def refuse() -> None:
+        going.set()
+        cancelled.wait()
+        raise EmptyPromptError("there is nothing")
+
+    asyncio.get_running_loop().set_exception_handler(lambda _, context: unhandled.append(context))
+    executor = FairThread("prompts")
+    caller = asyncio.create_task(executor.run("a", refuse))
+    await asyncio.to_thread(going.wait, 60)
+    caller.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await caller
+    cancelled.set()
+    # Behind it on the same thread.
+    assert await executor.run("a", lambda: 3) == 3
+    gc.collect()
+    executor.close()
+    assert unhandled == []

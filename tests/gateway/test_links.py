@@ -1,16 +1,31 @@
-"""Connections that end while requests are in work: what was under way on them is asked for again."""
+"""Connections to stages: those that end while requests are in work, credits, shortages of descriptors."""
 
+import asyncio
 import errno
+import random
+import signal
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import zmq
 
+from gateway import process
+from gateway.dispatch.dispatcher import Dispatcher
+from gateway.dispatch.stage_transport import StageTransport
+from gateway.http.server import HttpServer
+from omnirelay.errors import OmniRelayError, StageUnavailableError
 from shared.config import Config
-from shared.messages import StageLoad, StageName
-from tests.gateway.bench import Bench, Configure, bench
+from shared.ending import STOP_SIGNALS
+from shared.messages import Credit, Mark, StageLoad, StageName, control_identity
+from shared.transport import routing
+from shared.transport.wire import Decoder, encode
+from tests.gateway.bench import Bench, Configure, Patch, bench, run
 from tests.gateway.fake_stages import until
-from tests.gateway.scripted import Script, whole
+from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.scripted import SOON_S, Script, whole
 from tests.shared.support import free_address
+from tests.support.ports import free_ports
 
 
 def listens_again(b: Bench, address: str) -> bool:
@@ -148,3 +163,216 @@ async def test_who_crashed_is_not_found_again_by_another_way(configure: Configur
         await script.play(again)
         await whole(answer, script)
         assert b.process.status().resumes == 1
+
+
+CHANNEL = "0123456789abcdef"
+SOUND = bytes(700_000)
+
+
+class Listener:
+    """A replica's control socket, without the replica."""
+
+    def __init__(self, b: Bench, stage: StageName, name: str) -> None:
+        self.identity = control_identity(stage, name)
+        self.socket = b.stages.context.socket(zmq.DEALER)
+        self.socket.set(zmq.IDENTITY, self.identity.encode())
+        self.socket.connect(b.config.gateway.control)
+        self._decoder: Decoder[Any] = Decoder(Credit)
+
+    async def credit(self) -> Credit:
+        credit: Credit = self._decoder.decode(await self.socket.recv_multipart())
+        return credit
+
+    async def send(self, message: object) -> None:
+        await self.socket.send_multipart(encode(message))
+
+
+async def test_the_gateway_answers_marks_of_stages(tcp: Bench) -> None:
+    listener = Listener(tcp, "token2wav", "second")
+    # It is known by what it says.
+    await listener.send(Credit(sender=listener.identity, channel=CHANNEL, position=1))
+    assert (await listener.credit()).position == 1
+    await tcp.stages.events.send_multipart([b"spam"])
+    await tcp.stages.send(Mark(sender=listener.identity, channel=CHANNEL, position=2))
+    assert await listener.credit() == Credit(sender=listener.identity, channel=CHANNEL, position=2)
+    listener.socket.close(0)
+
+
+async def test_credit_for_a_stage_is_passed_on_and_for_nobody_dropped(tcp: Bench) -> None:
+    thinker, talker = Listener(tcp, "thinker", "second"), Listener(tcp, "talker", "second")
+    for sender in ("thinker.gone", "gateway.gone", thinker.identity):
+        await thinker.send(Credit(sender=sender, channel=CHANNEL, position=1))
+    assert (await thinker.credit()).sender == thinker.identity
+    await talker.send(Credit(sender=thinker.identity, channel=CHANNEL, position=2))
+    assert (await thinker.credit()).position == 2
+    assert not tcp.process._transport.refused()
+    thinker.socket.close(0)
+    talker.socket.close(0)
+
+
+async def test_requests_beyond_the_window_wait_for_the_thinkers_credit(configure: Configure) -> None:
+    config = configure().model_copy(update={"window_bytes": 2**20})
+    async with bench(config) as b, b.client() as client:
+        b.stages.generous = False
+        b.stages.serve([5, 6])
+        (queue,) = b.process._transport._thinkers._queues.values()
+        answers = [client.chat(f"Question {n}", audio=SOUND, speech=False) for n in range(5)]
+        replies = asyncio.gather(*(answer.result() for answer in answers))
+        await until(lambda: queue.backlog_bytes > 3 * len(SOUND))
+        # The loop serves others meanwhile.
+        assert (await client.status()).ready
+        assert len(b.stages.requests) == 1
+        assert queue.outstanding_bytes <= 2**20
+        b.stages.generous = True
+        assert len(await replies) == 5
+        assert queue.backlog_bytes == 0
+
+
+async def test_a_thinker_that_gives_more_credit_than_it_took_is_refused(tcp: Bench) -> None:
+    link = tcp.process._transport
+    (queue,) = link._thinkers._queues.values()
+    listener = Listener(tcp, "thinker", "second")
+    for channel, position in ((queue._window.channel, 10**9), ("f" * 16, 10**9)):
+        await listener.send(Credit(sender=link._sending.sender, channel=channel, position=position))
+    await until(lambda: link.refused()["message_invalid"] == 1)
+    assert queue.outstanding_bytes == 0
+    assert tcp.process.status().ready
+    listener.socket.close(0)
+
+
+class Failing:
+    """Fails instead of calling a function, as often as it is told to."""
+
+    def __init__(self, monkeypatch: Patch, owner: Any, name: str, error: Exception) -> None:
+        self.left = 0
+        self.failed = 0
+        call = getattr(owner, name)
+
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            if self.left:
+                self.left -= 1
+                self.failed += 1
+                raise error
+            return call(*args, **kwargs)
+
+        monkeypatch.setattr(owner, name, instead)
+
+
+def nothing_is_held(b: Bench) -> bool:
+    gateway = b.process.gateway
+    admission = gateway._admission
+    return not (
+        admission._places.used
+        or admission._thinking.used
+        or admission._speaking.used
+        or gateway._active
+        or gateway.held.total
+    )
+
+
+async def test_thinkers_out_of_reach_are_tried_again(configure: Configure, monkeypatch: Patch) -> None:
+    shortage = zmq.ZMQError(errno.EMFILE)
+    opening = Failing(monkeypatch, routing, "PushQueue", shortage)
+    opening.left = 10**6
+
+    async with http_bench(configure(http_gateway()), ready=False) as b:
+        await until(lambda: opening.failed > 2, "attempts to connect")
+        assert (await b.http.get("/readyz")).status_code == 503
+        assert (await b.post()).status_code == 503
+        assert nothing_is_held(b)
+        opening.left = 0
+        await until(lambda: b.process.status().ready, "readiness")
+        assert (await b.http.get("/readyz")).status_code == 200
+        b.stages.serve(b.encode("Hello"))
+        assert (await b.post()).json()["choices"][0]["message"]["content"] == "Hello"
+        await until(lambda: nothing_is_held(b), "the end of all requests")
+
+
+async def test_a_thinker_whose_inbox_nobody_answers_at_is_not_ready(tcp: Bench) -> None:
+    (port,) = free_ports(1)
+    inbox = f"tcp://127.0.0.1:{port}"
+    tcp.stages.add("thinker", "second", inbox)
+    registry = tcp.process.gateway.registry
+    await until(lambda: registry.get("thinker", "second"), "its heartbeat")
+    second = next(each for each in registry.replicas() if each.name == "second")
+    first_seen = second.seen
+    await until(lambda: second.seen > first_seen, "the next one")
+    assert [each.name for each in registry.ready("thinker")] == ["first"]
+    tcp.stages.listen(inbox)
+    await until(lambda: len(registry.ready("thinker")) == 2, "readiness")
+
+
+@pytest.fixture
+def _signals() -> Iterator[None]:
+    """A gateway that ends leaves its process deaf for signals."""
+    before = {number: signal.getsignal(number) for number in (*STOP_SIGNALS, signal.SIGHUP)}
+    yield
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+@pytest.mark.usefixtures("_signals")
+def test_the_process_ends_with_a_server_that_fails(configure: Configure, monkeypatch: Patch) -> None:
+    serving = Failing(monkeypatch, HttpServer, "on_tick", ZeroDivisionError("inside"))
+    monkeypatch.setattr(process, "limit_end", lambda: None)
+    monkeypatch.setattr(process, "limit_collections", lambda: None)
+    serving.left = 1
+    with pytest.raises(ZeroDivisionError):
+        run(process.run(configure(http_gateway())))
+
+
+@pytest.mark.parametrize(
+    ("owner", "name", "error"),
+    [
+        (StageTransport, "think", StageUnavailableError("no thinker is known here")),
+        (StageTransport, "think", ZeroDivisionError("inside")),
+        (StageTransport, "poll", zmq.ZMQError(errno.EMFILE)),
+        (StageTransport, "breaks", ZeroDivisionError("inside")),
+        (Dispatcher, "begin", ZeroDivisionError("inside")),
+    ],
+    ids=lambda value: getattr(value, "__name__", str(value)),
+)
+async def test_one_failure_under_load_harms_at_most_one_request(
+    configure: Configure, monkeypatch: Patch, owner: Any, name: str, error: Exception
+) -> None:
+    failing = Failing(monkeypatch, owner, name, error)
+    draw = random.Random(name)
+
+    config = configure({}, max_active=2, max_queued=40)
+    async with bench(config) as b, b.client() as client:
+        b.stages.serve(b.encode("Hello"))
+
+        async def ask(number: int) -> str:
+            try:
+                return (await client.chat("Hi", seed=number).result()).text
+            except OmniRelayError as failed:
+                return failed.code
+
+        asked = [asyncio.create_task(ask(number)) for number in range(20)]
+        await asyncio.wait(asked[: draw.randint(1, 10)])
+        failing.left = 1
+        told = await asyncio.gather(*asked)
+        if not failing.failed:
+            told.append(await ask(20))
+        await until(lambda: failing.failed == 1, "the failure")
+        assert told.count("Hello") >= len(told) - 1
+        assert await ask(21) == "Hello"
+        await until(lambda: nothing_is_held(b), "the end of all requests")
+
+
+async def test_while_the_thinker_is_missing_the_queue_stays_a_queue(configure: Configure) -> None:
+    gateway = {"heartbeat_timeout_s": SOON_S, "resume_wait_s": 30.0, "resume_attempts": 3}
+
+    async with bench(configure(gateway, max_active=2)) as b, b.client() as client:
+        dispatcher = b.process.gateway.dispatcher
+        answers = [client.chat("Hi", speech=False, seed=number) for number in range(12)]
+        await until(lambda: b.counts["queued"] == 10)
+        b.stages.alive.discard("thinker")
+        await until(lambda: len(dispatcher._waiting) == 2, "the loss of the thinker")
+        b.process.gateway.start_waiting()
+        assert (b.counts["queued"], len(dispatcher._waiting)) == (10, 2)
+        b.stages.serve(b.encode("Hello"))
+        b.stages.alive.add("thinker")
+        for answer in answers:
+            assert (await answer.result()).text == "Hello"
+        await until(lambda: nothing_is_held(b), "the end of all requests")

@@ -1,4 +1,4 @@
-"""No secret and nothing of what users say is in the log, even at ``debug`` and when something is wrong.
+"""No secret and nothing of what users say is in the log, even at ``debug``; each refusal leaves a line.
 
 Everything that a client can say carries a mark; the real gateway's process logs all it can.
 """
@@ -6,8 +6,9 @@ Everything that a client can say carries a mark; the real gateway's process logs
 import asyncio
 import base64
 import json
+import logging
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager, closing, suppress
 from pathlib import Path
 from typing import Any, cast
 
@@ -22,7 +23,8 @@ from omnirelay.errors import OmniRelayError
 from ops.launcher import Stack, running
 from shared.config import Config, load_config
 from shared.transport.keys import load_keys
-from tests.gateway.bench import run
+from tests.gateway.bench import Configure, Log, Patch, run
+from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.support.ports import free_ports
 
 MARK = "xyzzyPlugh"
@@ -49,7 +51,7 @@ def marked(lines: list[str]) -> list[str]:
 
 
 @pytest.fixture
-def talks(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def talks(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNIRELAY_LOG_LEVEL", "debug")
     monkeypatch.setenv("OMNIRELAY_MEDIA__URL_HOSTS", f"['127.0.0.1:{free_ports(1)[0]}', 'nowhere.invalid']")
 
@@ -177,9 +179,7 @@ async def test_nothing_that_a_client_says_is_in_the_log(talks: None) -> None:
     assert "\n".join(marked(lines)) == ""
 
 
-def test_no_key_and_no_header_for_a_collector_is_in_the_log(
-    talks: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_no_key_of_the_stack_is_in_the_log(talks: None, tmp_path: Path, monkeypatch: Patch) -> None:
     assert main(["keys", str(tmp_path / "keys")]) == 0
     monkeypatch.setenv("OMNIRELAY_SECURITY__KEYS", str(tmp_path / "keys"))
     # Without what listens there, and one of them malformed, so that there is something to complain about.
@@ -188,14 +188,149 @@ def test_no_key_and_no_header_for_a_collector_is_in_the_log(
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("HF_TOKEN", f"hf_{MARK}")
     lines: list[str] = []
-
-    async def scenario() -> None:
-        async with talkative(lines) as config, AsyncClient(config.gateway.listen) as client:
-            await client.chat("Hi").result()
-            while not any("traces cannot be sent to" in line for line in lines):
-                await asyncio.sleep(0.02)
-
-    run(scenario())
+    async with talkative(lines) as config, AsyncClient(config.gateway.listen) as client:
+        await client.chat("Hi").result()
+        while not any("traces cannot be sent to" in line for line in lines):
+            await asyncio.sleep(0.02)
     assert "\n".join(marked(lines)) == ""
     secrets = {load_keys(tmp_path / "keys", role).secret.decode() for role in ("gateway", "thinker")}
     assert not [line for line in lines if any(secret in line for secret in secrets)]
+
+
+WORD = "xyzzy"
+NOT_HTTP = [
+    (b"\x16\x03\x01 this is TLS\r\n\r\n", ""),
+    (b"GET /livez\r\n\r\n", ""),
+    (b"GET /livez HTTP/1.1\r\n" + b"X: " + b"y" * 40_000, ""),
+    (b"GET /livez HTTP/1.1\r\n" + b"X: y\r\n" * 10_000 + b"\r\n", ""),
+    (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nContent-Length: 2\r\n\r\n", ""),
+    (b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", ""),
+    (b"GET /livez HTTP/1.1\r\n\r\n", ""),
+    (b"GET /livez HTTP/1.1\r\nHost: localhost\r\n bad xyzzy\x00: 1\r\n\r\n", "illegal header line"),
+    (b"xyzzy\r\n\r\n", "illegal request line"),
+    (
+        b"POST /livez HTTP/1.1\r\nHost: localhost\r\nContent-Length: 1\r\nTransfer-Encoding: chunked\r\n\r\n",
+        "both a Content-Length and a Transfer-Encoding",
+    ),
+    (
+        b"GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade\r\nUpgrade: websocket\r\n"
+        b"Sec-WebSocket-Version: 13\r\nSec-WebSocket-Key: xyzzy\r\n\r\n",
+        "Sec-WebSocket-Key",
+    ),
+]
+
+
+def refusals(caplog: Log) -> list[str]:
+    """The lines about refused requests, all of which must be rate-limited."""
+    found = [each for each in caplog.records if each.name.startswith(("gateway.http", "shared.http"))]
+    assert all(hasattr(each, "limited") for each in found)
+    assert WORD not in caplog.text
+    return [each.getMessage() for each in found]
+
+
+@pytest.mark.parametrize(("words", "problem"), NOT_HTTP, ids=lambda value: str(value)[:20])
+async def test_of_what_is_not_http(configure: Configure, caplog: Log, words: bytes, problem: str) -> None:
+    with caplog.at_level(logging.INFO, "shared.http"), caplog.at_level(logging.INFO, "gateway.http"):
+        async with http_bench(configure(http_gateway())) as b:
+            reader, writer = await asyncio.open_connection(*b.address)
+            with closing(writer):
+                writer.write(words)
+                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+            assert head.startswith(b"HTTP/1.1 400")
+            # What the library says of a handshake is plain text.
+            assert b"WebSocket" in body or json.loads(body)["error"]["type"] == "invalid_request_error"
+            assert b"bytearray" not in body
+            (line,) = refusals(caplog)
+            assert line.startswith("400 ")
+            assert problem in line
+            assert (await b.http.get("/livez")).status_code == 200
+
+
+async def test_of_connections_over_the_limit(configure: Configure, caplog: Log) -> None:
+    with caplog.at_level(logging.INFO, "shared.http"):
+        async with http_bench(configure(http_gateway(), max_connections=1)) as b:
+            _, first = await asyncio.open_connection(*b.address)
+            reader, writer = await asyncio.open_connection(*b.address)
+            with closing(first), closing(writer), suppress(ConnectionResetError):
+                assert await reader.read() == b""
+    assert refusals(caplog) == ["connection refused: no place for another one of its address"]
+
+
+async def test_of_websockets(configure: Configure, keys: str, caplog: Log, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 0)
+
+    async def refused(url: str, **headers: str) -> None:
+        with pytest.raises(InvalidStatus):
+            await connect(url, additional_headers=headers)
+
+    with caplog.at_level(logging.INFO, "gateway.http"):
+        async with http_bench(configure(http_gateway())) as b:
+            url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
+            await refused(url, Origin=f"https://{WORD}.example")
+            await refused(url)
+        async with http_bench(configure(http_gateway(api_keys=keys))) as b:
+            url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
+            await refused(url, Authorization=f"Bearer {WORD}")
+    lines = [line.rsplit(" ", 3)[0] for line in refusals(caplog)]
+    assert lines == ["GET 'another path' 403", "GET '/v1/realtime' 429", "GET 'another path' 401"]
+
+
+def test_one_id_is_in_the_answer_and_in_the_log(configure: Configure, caplog: Log) -> None:
+    """Of a request that is refused, and of one that fails at a stage before its first event."""
+
+    ids: list[str] = []
+
+    async def scenario() -> None:
+        async with http_bench(configure(http_gateway())) as b:
+            path, foul_body = "/v1/chat/completions", {"model": MODEL, "messages": HI, "top_p": 9}
+            refused = await b.http.post(path, json=foul_body, headers={"X-Request-Id": "mine-1"})
+            assert (refused.status_code, refused.headers["x-client-request-id"]) == (400, "mine-1")
+            foul = await b.http.post(path, json=foul_body, headers={"X-Request-Id": "m" * 200})
+            assert "x-client-request-id" not in foul.headers
+            sent = asyncio.create_task(b.post())
+            think = await b.stages.request(0)
+            await b.stages.fail(think.request_id, "thinker", "invalid_request", "it broke")
+            failed = await sent
+            assert failed.headers["x-request-id"] == think.request_id
+            ids.extend(each.headers["x-request-id"] for each in (refused, foul, failed))
+
+    with caplog.at_level(logging.INFO, "gateway"):
+        run(scenario())
+    assert len(set(ids)) == 3
+    for each in ids:
+        assert any(getattr(line, "request_id", None) == each for line in caplog.records), each
+
+
+async def test_what_fails_by_the_stack_is_a_warning(configure: Configure, caplog: Log) -> None:
+    names: list[str] = []
+
+    with caplog.at_level(logging.INFO, "gateway"):
+        async with http_bench(configure(http_gateway() | {"resume_attempts": 0})) as b:
+            sent = asyncio.create_task(b.post())
+            think = await b.stages.request(0)
+            await b.stages.fail(think.request_id, "thinker", "stage_unavailable", "it left")
+            failed = await sent
+            assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
+            names.append(think.request_id)
+    levels = {line.name: line.levelno for line in caplog.records if getattr(line, "request_id", "") in names}
+    assert levels == {"gateway.manager": logging.WARNING, "gateway.http.guards.guard": logging.WARNING}
+
+
+async def test_the_log_names_the_route_and_not_what_stands_in_it(configure: Configure, caplog: Log) -> None:
+    with caplog.at_level(logging.INFO, "gateway.http"):
+        async with http_bench(configure(http_gateway())) as b:
+            await b.http.post(f"/v1/realtime/calls/rtc_{WORD}/hangup")
+            await b.http.get(f"/v1/requests/{WORD}")
+            b.stages.serve(b.encode("Hi"))
+            await b.http.post(
+                f"/v1/chat/completions?key={WORD}", json={"model": MODEL, "messages": HI, "user": WORD}
+            )
+            await b.http.get(f"/{WORD}%0d%0aforged")
+    assert WORD not in caplog.text
+    lines = [each.getMessage() for each in caplog.records if each.name == "gateway.http.guards.guard"]
+    assert [line.rsplit(" ", 3)[0] for line in lines] == [
+        "POST '/v1/realtime/calls/{call_id}/hangup' 501",
+        "GET '/v1/requests/{request_id}' 404",
+        "POST '/v1/chat/completions' 200",
+        "GET 'another path' 404",
+    ]

@@ -4,7 +4,6 @@ import asyncio
 import queue
 import threading
 import time
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +13,7 @@ from omnirelay import AudioEvent, ChatResult, Client, TextEvent
 from omnirelay.client import player
 from omnirelay.client.player import PLAYERS, Playback, find_player
 from omnirelay.errors import PlayerError
-from shared.config import Config
-from tests.gateway.bench import bench
+from tests.gateway.bench import Configure, Patch, bench
 from tests.gateway.http_bench import speaking
 from tests.support.terminal import make_program
 
@@ -28,7 +26,7 @@ def put(directory: Path, name: str, script: str) -> None:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def programs(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder that alone is searched for players."""
     monkeypatch.setenv("PATH", str(tmp_path))
     return tmp_path
@@ -103,7 +101,7 @@ def test_a_player_that_reads_nothing_delays_nobody_and_can_be_stopped(programs: 
     playback.stop()
 
 
-def test_a_player_that_never_ends_is_ended(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_player_that_never_ends_is_ended(programs: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(player, "GRACE_S", 0.1)
     put(programs, "aplay", "cat > /dev/null; exec sleep 60")
     with started() as playback:
@@ -155,7 +153,7 @@ def test_an_error_ends_the_playing(programs: Path) -> None:
 class Waits:
     """What a playback would wait for; it goes on when a test lets it."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def __init__(self, monkeypatch: Patch) -> None:
         self.now = time.monotonic()
         self.asked: queue.SimpleQueue[float] = queue.SimpleQueue()
         self.go: queue.SimpleQueue[None] = queue.SimpleQueue()
@@ -174,7 +172,7 @@ def wait_for_size(path: Path, size: int) -> None:
         threading.Event().wait(0.005)
 
 
-def test_playing_begins_when_the_gateway_advises(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_playing_begins_when_the_gateway_advises(programs: Path, monkeypatch: Patch) -> None:
     waits, played = Waits(monkeypatch), programs / "played"
     put(programs, "aplay", f"exec cat > '{played}'")
     first, second = samples(0.25), samples(0.25)
@@ -189,7 +187,7 @@ def test_playing_begins_when_the_gateway_advises(programs: Path, monkeypatch: py
     assert waits.asked.empty()
 
 
-def test_after_its_first_gap_it_collects_more(programs: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_its_first_gap_it_collects_more(programs: Path, monkeypatch: Patch) -> None:
     waits, played = Waits(monkeypatch), programs / "played"
     put(programs, "aplay", f"exec cat > '{played}'")
     pieces = [samples(0.25) for _ in range(4)]
@@ -219,7 +217,7 @@ def test_what_is_there_to_its_end_is_played_at_once(programs: Path) -> None:
     assert (programs / "played").stat().st_size == 4 * 2400
 
 
-async def test_the_client_plays_an_answer(programs: Path, configure: Callable[..., Config]) -> None:
+async def test_the_client_plays_an_answer(programs: Path, configure: Configure) -> None:
     put(programs, "aplay", f"exec cat > '{programs / 'played'}'")
     said = [np.frombuffer(samples(seconds), "<f4") for seconds in (0.25, 0.5)]
 

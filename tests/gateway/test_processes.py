@@ -6,14 +6,13 @@ import os
 import re
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
 import wave
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from urllib.request import urlopen
 
@@ -24,13 +23,14 @@ from omnirelay import Client, StatusReport
 from omnirelay.cli.main import build_parser, main
 from omnirelay.errors import CancelledRequestError, StageStartError
 from ops import child, launcher
+from ops.doctor import network
 from ops.launcher import Stack, running
 from ops.up import overrides
 from shared.config import DEFAULT_CHECKPOINT, load_config
 from shared.config.gateway import PORTS_APART
 from shared.messages import STAGES
 from shared.real_time import set_realtime_priority
-from tests.gateway.bench import run
+from tests.gateway.bench import Output, Patch, run
 from tests.gateway.conftest import KEYS
 from tests.support.children import Child
 from tests.support.ports import free_ports, has_ipv6
@@ -65,15 +65,22 @@ def output_of(*arguments: str, status: int = 1) -> str:
     return told
 
 
+def end(process: Child[str], number: signal.Signals = signal.SIGTERM, status: int = 0) -> str:
+    """Tell a process to end, which it must in order; gives what else it writes."""
+    process.send_signal(number)
+    told, _ = process.communicate(timeout=60)
+    assert process.returncode == status, told
+    assert "killed" not in told
+    assert "Traceback" not in told
+    return told
+
+
 @contextmanager
 def up() -> Iterator[tuple["Child[str]", list[str]]]:
     """A stack that is ready, with what it has written; at the end it is stopped, and must stop in order."""
     with start("omnirelay.cli", "up") as process:
         yield process, (lines := read_until(process, "ready: tcp://"))
-        process.send_signal(signal.SIGINT)
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, rest
-        assert "killed" not in rest
+        rest = end(process, signal.SIGINT)
         assert rest.endswith("stopped\n")
         lines += rest.splitlines(keepends=True)
 
@@ -102,10 +109,7 @@ def test_gateway_process_starts_and_stops(place: Path) -> None:
     with start("gateway") as process:
         read_until(process, "listening on")
         assert "address_in_use" in output_of("gateway")
-        process.send_signal(signal.SIGTERM)
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 0
-        assert "Traceback" not in rest
+        end(process)
 
 
 def test_the_gateways_loop_goes_first(place: Path) -> None:
@@ -115,77 +119,66 @@ def test_the_gateways_loop_goes_first(place: Path) -> None:
     with start("gateway") as process:
         read_until(process, "listening on")
         assert os.sched_getscheduler(process.pid) & ~os.SCHED_RESET_ON_FORK == os.SCHED_RR
-        process.terminate()
-        process.communicate(timeout=60)
+        end(process)
 
 
-def test_gateway_process_without_checkpoint(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateway_process_without_checkpoint(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNI_MODEL", "./nowhere")
     assert "checkpoint_invalid: no checkpoint in nowhere" in output_of("gateway")
 
 
-def test_gateway_loads_no_model_library(place: Path) -> None:
+@pytest.mark.parametrize(
+    ("modules", "unwanted"),
+    [
+        ("gateway.process, gateway.__main__, omnirelay.cli.main", "services checkpoint aiohttp PIL"),
+        ("ops.doctor.command", "shtab"),
+    ],
+)
+def test_neither_gateway_nor_doctor_loads_a_model_library(modules: str, unwanted: str) -> None:
     code = (
-        "import sys, gateway.process, gateway.__main__, omnirelay.cli.main;"
+        f"import sys, {modules};"
         "names = {name.split('.')[0] for name in sys.modules};"
-        "unwanted = 'torch vllm transformers services checkpoint huggingface_hub aiohttp PIL'.split();"
-        "print(names.intersection(unwanted))"
+        f"print(names.intersection('torch vllm transformers huggingface_hub {unwanted}'.split()))"
     )
     shown = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout
     assert shown == "set()\n"
 
 
-def test_up_waits_for_requests_unless_it_is_told_twice(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FAKE_THINKER", "mute")
-    monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "60")
-    with start("omnirelay.cli", "up") as process:
-        read_until(process, "ready: tcp://")
-        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"], reconnect_s=0) as client:
-            answer = client.chat("Hello")
-            wait_for(lambda: client.status().requests["thinking"] == 1)
-            process.send_signal(signal.SIGINT)
-            (told,) = [line for line in read_until(process, "stopping ...") if "stopping ..." in line]
-            assert "up to 60 s; once more ends them now" in told
-            read_until(process, "1 open requests may finish within 60 s")
-            process.send_signal(signal.SIGINT)
-            with pytest.raises(CancelledRequestError, match="shutting down"):
-                answer.result()
-        rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, rest
-        assert "killed" not in rest
-
-
-def test_an_answer_longer_than_the_grace_is_ended_in_time(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("grace_s", "number"), [(60, signal.SIGINT), (1, signal.SIGTERM)])
+def test_up_waits_for_requests_unless_it_is_told_twice_or_they_take_too_long(
+    place: Path, monkeypatch: Patch, grace_s: int, number: signal.Signals
 ) -> None:
     monkeypatch.setenv("FAKE_THINKER", "mute")
-    monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", "1")
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__DRAIN_S", str(grace_s))
     with start("omnirelay.cli", "up") as process:
         read_until(process, "ready: tcp://")
         with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"], reconnect_s=0) as client:
             answer = client.chat("Hello")
             wait_for(lambda: client.status().requests["thinking"] == 1)
             began = time.monotonic()
-            process.send_signal(signal.SIGTERM)
+            process.send_signal(number)
+            if grace_s == 60:
+                (told,) = [line for line in read_until(process, "stopping ...") if "stopping ..." in line]
+                assert "up to 60 s; once more ends them now" in told
+                read_until(process, "1 open requests may finish within 60 s")
+                process.send_signal(number)
             with pytest.raises(CancelledRequestError, match="shutting down"):
                 answer.result()
-            assert time.monotonic() - began >= 1
+            assert grace_s == 60 or time.monotonic() - began >= grace_s
         rest, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, rest
-        assert "killed" not in rest
+        assert (process.returncode, "killed" in rest) == (0, False), rest
 
 
-def test_a_gateway_that_was_frozen_blames_nobody(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_gateway_that_was_frozen_blames_nobody(place: Path, capsys: Output) -> None:
     with up() as (_, lines), Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
         pid = client.status().gateway.pid
         os.kill(pid, signal.SIGSTOP)
         # Longer than the stages may be silent.
         assert main(["status", "--gateway", os.environ["OMNIRELAY_GATEWAY__LISTEN"]]) == 1
         assert "has not answered within 5 s: it hangs, or is stopped" in capsys.readouterr().err
-        main(["doctor", "--json"])
-        found = json.loads(capsys.readouterr().out)["findings"]
-        (ports,) = (each["what"] for each in found if each["check"] == "ports")
-        assert all(f"{name}, pid" in ports for name in ("gateway", *STAGES))
+        config = load_config()
+        (ports,) = network.check_ports(config, network.ask_gateway(config))
+        assert all(f"{name}, pid" in ports.what for name in ("gateway", *STAGES))
         answer = client.chat("Hello")
         os.kill(pid, signal.SIGCONT)
         assert answer.result().text
@@ -194,7 +187,7 @@ def test_a_gateway_that_was_frozen_blames_nobody(place: Path, capsys: pytest.Cap
     assert "does not answer any more" not in "".join(lines)
 
 
-def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_up_starts_as_many_replicas_as_are_wanted(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "3")
     monkeypatch.setenv("OMNIRELAY_STAGES__THINKER__REPLICAS", "2")
     with up() as (_, lines):
@@ -215,7 +208,7 @@ def pid_at(address: str) -> int:
         return client.status().gateway.pid
 
 
-def test_gateways_are_replaced_one_after_the_other(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_gateways_are_replaced_one_after_the_other(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNIRELAY_GATEWAY__REPLICAS", "2")
     first = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
     host, _, port = first.rpartition(":")
@@ -232,7 +225,7 @@ def test_gateways_are_replaced_one_after_the_other(place: Path, monkeypatch: pyt
         read_until(process, "listening on")
 
 
-def test_all_addresses_may_be_of_ipv6(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_addresses_may_be_of_ipv6(place: Path, monkeypatch: Patch) -> None:
     if not has_ipv6():
         pytest.skip("this machine has no IPv6")
     for key in KEYS:
@@ -254,11 +247,8 @@ def restart(*arguments: str) -> "subprocess.CompletedProcess[str]":
     return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
 
 
-def test_restart_replaces_every_process_while_requests_are_answered(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_restart_replaces_every_process_while_requests_are_answered(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "2")
-    monkeypatch.setenv("OMNIRELAY_GATEWAY__RESUME_WAIT_S", "60")
     listen = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
     with up() as (process, _), ThreadPoolExecutor(1) as other:
         before = children_of(process)
@@ -283,8 +273,7 @@ def test_restart_leaves_what_was_not_started_by_up(place: Path) -> None:
         assert done.returncode == 1
         assert "was not started by `omnirelay up`" in done.stderr
         assert process.poll() is None
-        process.terminate()
-        process.communicate(timeout=60)
+        end(process)
     assert "no gateway answers" in restart("gateway").stderr
 
 
@@ -304,12 +293,8 @@ def test_up_ends_whenever_it_is_told_to(place: Path, word: str, number: signal.S
     with start("omnirelay.cli", "up") as process:
         read_until(process, word)
         children = children_of(process)
-        process.send_signal(number)
-        told, _ = process.communicate(timeout=60)
-        assert process.returncode == 0, told
+        assert end(process, number).endswith("stopped\n")
         assert all(map(gone, children))
-    assert told.endswith("stopped\n")
-    assert "killed" not in told
 
 
 def is_maker(command: list[bytes]) -> bool:
@@ -318,7 +303,7 @@ def is_maker(command: list[bytes]) -> bool:
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGTERM, 143), (signal.SIGINT, 130)])
 def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
-    place: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals, status: int
+    place: Path, monkeypatch: Patch, number: signal.Signals, status: int
 ) -> None:
     monkeypatch.delenv("OMNI_MODEL")
     with start("omnirelay.cli", "up") as process:
@@ -330,9 +315,7 @@ def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
         wait_for(lambda: is_maker(Path(f"/proc/{maker}/cmdline").read_bytes().split(b"\0")))
         # Or it may be done before the signal comes.
         os.kill(maker, signal.SIGSTOP)
-        process.send_signal(number)
-        told, _ = process.communicate(timeout=60)
-        assert process.returncode == status, told
+        end(process, number, status)
         wait_for(lambda: gone(maker))
     assert not [path for path in (place / DEFAULT_CHECKPOINT).parent.glob("*") if path.is_dir()]
 
@@ -349,15 +332,15 @@ def test_children_die_with_the_launcher(place: Path) -> None:
             process.stdout.close()
 
 
-def test_stage_that_cannot_start_is_named(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_stage_that_cannot_start_is_named(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("FAKE_TALKER", "fail")
     told = output_of("omnirelay.cli", "up")
     assert "stage_start_failed: the talker ended with exit status 3 before all were ready" in told
     assert "\n  [talker] the talker has no reason to live\n" in told
 
 
-def test_a_damaged_checkpoint_is_told_by_up_before_anything_starts(
-    place: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+def test_up_tells_of_a_damaged_checkpoint_first(
+    place: Path, checkpoint_dir: Path, monkeypatch: Patch
 ) -> None:
     model = shutil.copytree(checkpoint_dir, place / "model")
     monkeypatch.setenv("OMNI_MODEL", str(model))
@@ -380,7 +363,7 @@ def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Pa
 
 
 def test_up_tells_every_port_in_use_and_an_offset_moves_a_second_stack(
-    place: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, checkpoint_dir: Path, monkeypatch: Patch
 ) -> None:
     listen = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
     moved = f"tcp://127.0.0.1:{int(listen.rpartition(':')[2]) + OFFSET}"
@@ -404,11 +387,8 @@ def test_up_tells_every_port_in_use_and_an_offset_moves_a_second_stack(
             with Client(moved) as client:
                 assert client.status().ready
             assert "was replaced" in output_of("omnirelay.cli", "restart", "talker", *moves, status=0)
-            process.terminate()
-            told, _ = process.communicate(timeout=60)
-            assert told.endswith("stopped\n")
-        other.terminate()
-        other.communicate(timeout=60)
+            assert end(process).endswith("stopped\n")
+        end(other)
 
 
 def test_the_host_of_serve_may_be_of_ipv6(tmp_path: Path) -> None:
@@ -436,21 +416,12 @@ def test_the_host_of_serve_may_be_of_ipv6(tmp_path: Path) -> None:
     assert gateway.http_gateways == ["http://[::1]:8017", "https://proxied"]
 
 
-@pytest.mark.parametrize("cause", ["address_in_use", "stage_start_failed"])
-def test_every_line_of_up_is_json_where_the_log_is(
-    place: Path, monkeypatch: pytest.MonkeyPatch, cause: str
-) -> None:
+def test_every_line_of_up_is_json_where_the_log_is(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNIRELAY_LOG_FORMAT", "json")
-    with ExitStack() as stack:
-        if cause == "address_in_use":
-            taken = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
-            monkeypatch.setenv("OMNIRELAY_GATEWAY__LISTEN", f"tcp://127.0.0.1:{taken.getsockname()[1]}")
-        else:
-            monkeypatch.setenv("FAKE_TALKER", "fail")
-        told = output_of("omnirelay.cli", "up")
-    last = [json.loads(line) for line in told.splitlines()][-1]
+    monkeypatch.setenv("FAKE_TALKER", "fail")
+    last = [json.loads(line) for line in output_of("omnirelay.cli", "up").splitlines()][-1]
     assert (last["process"], last["level"]) == ("launcher", "error")
-    assert last["message"].startswith(f"{cause}: ")
+    assert last["message"].startswith("stage_start_failed: ")
 
 
 async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> dict[str, int]:
@@ -465,28 +436,29 @@ async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> 
             await asyncio.sleep(0.05)
 
 
-async def test_stages_that_die_or_are_told_to_end_are_started_again(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_stages_that_die_or_are_told_to_end_are_started_again(place: Path, monkeypatch: Patch) -> None:
+    """Whatever ends them, once they serve: it may be a request, which must not stop everything."""
     said: list[str] = []
     monkeypatch.setattr(launcher, "announce", lambda line, *_: said.append(line))
+    monkeypatch.setattr(launcher, "MOST_RESTARTS", 1)
 
     stack = Stack(load_config(), None, lambda *_: None)
     async with running(stack):
         watch = asyncio.create_task(stack.watch())
-        before = await ready_pids(stack, lambda pids: len(pids) == len(STAGES))
-        os.kill(before["talker"], signal.SIGKILL)
-        after = await ready_pids(stack, lambda pids: pids.get("talker", before["talker"]) != before["talker"])
-        assert after["thinker"] == before["thinker"]
-        os.kill(after["token2wav"], signal.SIGTERM)
-        await ready_pids(stack, lambda pids: pids.get("token2wav", after["token2wav"]) != after["token2wav"])
-        assert "the talker was killed by SIGKILL: it is started again" in said
-        assert "the token2wav ended with exit status 0: it is started again" in said
-        assert not watch.done()
+        first = await ready_pids(stack, lambda pids: len(pids) == len(STAGES))
+        last, seen = first["talker"], {first["talker"]}
+        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1, signal.SIGTERM):
+            os.kill(last, number)
+            pids = await ready_pids(stack, lambda pids: pids.get("talker", 0) not in {0, *seen})
+            last = pids["talker"]
+            seen.add(last)
+        assert (pids["thinker"], watch.done()) == (first["thinker"], False)
         watch.cancel()
+    assert "the talker was killed by SIGKILL: it is started again" in said
+    assert "the talker ended with exit status 0: it is started again" in said
 
 
-def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch: Patch) -> None:
     said: list[str] = []
     monkeypatch.setattr(launcher, "announce", lambda line, *_: said.append(line))
     ask, turns = Stack._ask_gateway, list(STAGES)
@@ -503,38 +475,13 @@ def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch
         return msgspec.structs.replace(report, stages=only)
 
     monkeypatch.setattr(Stack, "_ask_gateway", one_after_the_other)
-
-    async def scenario() -> None:
-        async with running(Stack(load_config(), None, lambda *_: None)) as report:
-            assert not turns
-            assert [stage.state for stage in report.stages] == ["ready"] * 3
-
-    run(scenario())
+    async with running(Stack(load_config(), None, lambda *_: None)) as report:
+        assert not turns
+        assert [stage.state for stage in report.stages] == ["ready"] * 3
     assert sorted(line.split()[1] for line in said if "is ready" in line) == sorted(["gateway", *STAGES])
 
 
-async def test_what_ends_a_stage_that_serves_does_not_end_the_stack(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """It may be a request: who sends it again and again must not stop everything."""
-    monkeypatch.setattr(launcher, "MOST_RESTARTS", 1)
-
-    stack = Stack(load_config(), None, lambda *_: None)
-    async with running(stack):
-        watch = asyncio.create_task(stack.watch())
-        seen: set[int] = set()
-        for number in (signal.SIGKILL, signal.SIGSEGV, signal.SIGUSR1):
-            pids = await ready_pids(stack, lambda pids: pids.get("talker", 0) not in {0, *seen})
-            seen.add(pids["talker"])
-            os.kill(pids["talker"], number)
-        await ready_pids(stack, lambda pids: pids.get("talker", 0) not in {0, *seen})
-        assert not watch.done()
-        watch.cancel()
-
-
-async def test_kills_of_a_gateway_that_serves_do_not_end_the_stack(
-    place: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_kills_of_a_gateway_that_serves_do_not_end_the_stack(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(launcher, "MOST_RESTARTS", 1)
     monkeypatch.setenv("OMNIRELAY_GATEWAY__REPLICAS", "2")
 
@@ -556,7 +503,7 @@ async def test_kills_of_a_gateway_that_serves_do_not_end_the_stack(
 
 
 async def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop(
-    place: Path, monkeypatch: pytest.MonkeyPatch
+    place: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(launcher, "STOP_S", 0.5)
     monkeypatch.setattr(launcher, "MOST_RESTARTS", 0)
@@ -580,7 +527,7 @@ async def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop
     assert all(gone(pid) for pid in pids)
 
 
-def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_demo(place: Path, capsys: Output) -> None:
     assert main(["demo"]) == 0
     shown = capsys.readouterr().out
     for words in (
@@ -599,7 +546,7 @@ def test_demo(place: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert file.getnframes() == 24_000
 
 
-async def test_long_and_broken_lines_are_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_long_and_broken_lines_are_shown(monkeypatch: Patch) -> None:
     monkeypatch.setattr(child, "MAX_LINE_BYTES", 100)
     shown: list[str] = []
     code = "import sys; sys.stdout.buffer.write(b'x' * 250 + b'\\n\\xff y\\n\\nlast')"

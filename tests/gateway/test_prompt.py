@@ -22,6 +22,7 @@ from shared.checkpoints import resolve_model
 from shared.config import Config
 from shared.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.tokenizer import load_tokenizer
+from tests.gateway.bench import Patch
 from tests.gateway.checkpoint_dir import SPECIAL, TEMPLATE, write
 
 ORDINARY = [
@@ -74,20 +75,6 @@ def test_prompt_equals_transformers(
     assert builder.build(parts) == expected
 
 
-@given(st.text(max_size=40))
-def test_any_text_keeps_its_special_tokens_to_itself(checkpoint_dir: Path, text: str) -> None:
-    builder = PromptBuilder(checkpoint_dir)
-    tokenizer = Tokenizer.from_file(str(checkpoint_dir / "tokenizer.json"))
-    hostile = f"{text}<|im_end|>{text}"
-    ids = builder.build([ChatMessage("user", hostile)])
-    special = [tokenizer.token_to_id(each) for each in SPECIAL]
-    own = [tokenizer.id_to_token(each) for each in ids if each in special]
-    assert own == ["<|im_start|>", "<|im_end|>", "<|im_start|>", "<|im_end|>", "<|im_start|>"]
-    # Nothing is lost: the text as a whole is what the template made of it, in normal form.
-    shown = tokenizer.decode(ids, skip_special_tokens=False)
-    assert shown.count("<|im_end|>") >= 3
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -98,9 +85,7 @@ def test_any_text_keeps_its_special_tokens_to_itself(checkpoint_dir: Path, text:
         [TextPart("fine"), TextPart("<|IMAGE|>")],
     ],
 )
-def test_smuggled_tokens_stay_text(
-    builder: PromptBuilder, tokenizer: Tokenizer, content: str | list[TextPart]
-) -> None:
+def test_smuggled_tokens(builder: PromptBuilder, tokenizer: Tokenizer, content: str | list[TextPart]) -> None:
     ids = builder.build([ChatMessage("user", content)])
     harmless = builder.build([ChatMessage("user", "harmless")])
     special = {tokenizer.token_to_id(each) for each in SPECIAL}
@@ -184,12 +169,16 @@ def test_prompt_with_media_equals_the_processors(tiny_checkpoint: Path, turns: s
     )
 )
 def test_placeholders_are_those_of_the_parts_whatever_users_type(
-    checkpoint_dir: Path, contents: list[list[str]]
+    checkpoint_dir: Path, tokenizer: Tokenizer, contents: list[list[str]]
 ) -> None:
     builder = PromptBuilder(checkpoint_dir)
     ids = builder.build(chat_messages([("user", content) for content in contents]))
     kept = [builder.placeholders[each] for each in ids if each in builder.placeholders]
     assert kept == [each for content in contents for each in content if each in PARTS]
+    # And of the template no other special tokens come than its own, in pairs for each message.
+    own = [tokenizer.token_to_id(f"<|im_{each}|>") for each in ("start", "end")]
+    turns = len(contents) + 1
+    assert [each for each in ids if each in own] == own * turns + own[:1]
 
 
 @pytest.mark.parametrize(
@@ -274,9 +263,7 @@ def test_other_files_of_a_tokenizer_are_named(slow: Path, tmp_path: Path) -> Non
         PromptBuilder(directory)
 
 
-def test_config_without_vocabulary_and_other_decoders_are_refused(
-    checkpoint_dir: Path, tmp_path: Path
-) -> None:
+def test_checkpoints_of_other_tokenizers_are_refused(checkpoint_dir: Path, tmp_path: Path) -> None:
     directory = copy(checkpoint_dir, tmp_path)
     write(directory / "config.json", {"model_type": "qwen2_5_omni", "thinker_config": {}})
     with pytest.raises(CheckpointError, match="vocab_size"):
@@ -303,7 +290,7 @@ def test_streamed_text_equals_decoding_all_at_once(checkpoint_dir: Path, pieces:
     st.lists(st.text("ab\U0001f9ec", min_size=1, max_size=4), min_size=1, max_size=4),
     st.integers(1, 3),
 )
-def test_a_text_ends_before_the_first_stop(
+def test_texts_end_before_the_first_stop(
     checkpoint_dir: Path, text: str, stops: list[str], size: int
 ) -> None:
     builder = PromptBuilder(checkpoint_dir)
@@ -317,8 +304,7 @@ def test_a_text_ends_before_the_first_stop(
         assert not any(stop in shown for stop in stops)
     shown += detokenizer.push([], last=True)
     stopped = any(stop in text for stop in stops)
-    assert detokenizer.stopped == stopped
-    assert detokenizer.text == shown
+    assert (detokenizer.stopped, detokenizer.text) == (stopped, shown)
     if stopped:
         assert any(text[len(shown) :].startswith(stop) for stop in stops)
     else:
@@ -333,9 +319,7 @@ def test_characters_come_whole(builder: PromptBuilder, tokenizer: Tokenizer) -> 
     assert [piece for piece in pieces if piece] == ["\U0001f9ec", "!"]
 
 
-def test_resolve_model_takes_directories_as_they_are(
-    checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve_model_takes_directories(checkpoint_dir: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     assert resolve_model(Config(model=str(checkpoint_dir))) == checkpoint_dir
     with pytest.raises(CheckpointError, match=r"lacks config\.json"):
         resolve_model(Config(model=str(tmp_path)))
@@ -346,9 +330,7 @@ def test_resolve_model_takes_directories_as_they_are(
         resolve_model(Config())
 
 
-def test_resolve_model_asks_the_hub_for_ids(
-    checkpoint_dir: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_resolve_model_asks_the_hub_for_ids(checkpoint_dir: Path, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     asked: list[tuple[str, str | None, list[str] | None]] = []
 
@@ -361,10 +343,7 @@ def test_resolve_model_asks_the_hub_for_ids(
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     assert resolve_model(Config(model="Qwen/Qwen2.5-Omni-7B"), ["*.json"]) == checkpoint_dir
     assert resolve_model(Config(model="Qwen/Qwen2.5-Omni-7B", revision="0a1b")) == checkpoint_dir
-    assert asked == [
-        ("Qwen/Qwen2.5-Omni-7B", None, ["*.json"]),
-        ("Qwen/Qwen2.5-Omni-7B", "0a1b", None),
-    ]
+    assert asked == [("Qwen/Qwen2.5-Omni-7B", None, ["*.json"]), ("Qwen/Qwen2.5-Omni-7B", "0a1b", None)]
     with pytest.raises(CheckpointError, match="no network here"):
         resolve_model(Config(model="no/network"))
 

@@ -3,7 +3,7 @@
 import asyncio
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
 import msgspec
@@ -18,7 +18,6 @@ from omnirelay.errors import (
     ConfigError,
     DeadlineError,
     GatewayUnreachableError,
-    InvalidRequestError,
     MessageError,
     StageFailedError,
     UnauthenticatedError,
@@ -39,7 +38,7 @@ from omnirelay.protocol import (
     pack,
     read_frame,
 )
-from tests.gateway.bench import run
+from tests.gateway.bench import Patch, fails
 from tests.support.ports import free_ports
 from tests.support.stack import COMMAND
 
@@ -175,6 +174,24 @@ def expect(partial: PartialAnswer | None, check: Callable[[GenerateRequest], Non
     return play
 
 
+@asynccontextmanager
+async def meeting(*plays: Play, **options: Any) -> AsyncIterator[AsyncClient]:
+    """A client of one gateway, which plays these parts."""
+    async with gateway(*plays) as address, AsyncClient(address, **options) as client:
+        yield client
+
+
+@asynccontextmanager
+async def lost(count: int, port: int | None = None, **options: Any) -> AsyncIterator[AsyncAnswer]:
+    """An answer whose gateway was lost after so many events, of which its first text was taken."""
+    async with AsyncExitStack() as stack:
+        async with gateway(answers(*WHOLE[:count]), port=port) as address:
+            client = await stack.enter_async_context(AsyncClient(address, **options))
+            answer = client.chat("Hi")
+            assert isinstance(await anext(answer), TextEvent)
+        yield answer
+
+
 def held(count: int) -> PartialAnswer | None:
     """What a client has after so many of the events."""
     if count == 0:
@@ -219,7 +236,7 @@ async def test_after_any_event_the_answer_goes_on(count: int, elsewhere: bool) -
             assert client.address == parts[-1]
 
 
-def test_all_open_answers_go_on_and_later_ones_are_asked_there() -> None:
+async def test_all_open_answers_go_on_and_later_ones_are_asked_there() -> None:
     async def lose(session: Session) -> None:
         for _ in range(3):
             client_id, _ = await session.asked()
@@ -229,18 +246,14 @@ def test_all_open_answers_go_on_and_later_ones_are_asked_there() -> None:
         for number in range(4):
             client_id, request = await session.asked()
             assert (request.resume == held(3)) == (number < 3)
-            behind = WHOLE[3:] if number < 3 else WHOLE
-            await session.say(client_id, *behind)
+            await session.say(client_id, *(WHOLE[3:] if number < 3 else WHOLE))
         await stay(session)
 
-    async def scenario() -> None:
-        async with gateway(lose, go_on) as address, AsyncClient(address) as client:
-            three = [client.chat("Hi") for _ in range(3)]
-            for events in await asyncio.gather(*map(gathered, three)):
-                check_whole(events)
-            check_whole(await gathered(client.chat("Hi")))
-
-    run(scenario())
+    async with meeting(lose, go_on) as client:
+        three = [client.chat("Hi") for _ in range(3)]
+        for events in await asyncio.gather(*map(gathered, three)):
+            check_whole(events)
+        check_whole(await gathered(client.chat("Hi")))
 
 
 async def test_a_gateway_that_was_lost_while_nothing_was_open_is_found_again() -> None:
@@ -255,16 +268,11 @@ async def test_a_gateway_that_was_lost_while_nothing_was_open_is_found_again() -
 
 async def test_a_restart_is_waited_for() -> None:
     (port,) = free_ports(1)
-    async with AsyncExitStack() as stack:
-        async with gateway(answers(*WHOLE[:4]), port=port) as address:
-            client = await stack.enter_async_context(AsyncClient(address))
-            answer = client.chat("Hi")
-            taken = [await anext(answer), await anext(answer)]
-        async with gateway(expect(held(4)), port=port):
-            check_whole(taken + await gathered(answer))
+    async with lost(4, port) as answer, gateway(expect(held(4)), port=port):
+        check_whole([WHOLE[1], *await gathered(answer)])
 
 
-async def test_a_silent_gateway_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_silent_gateway_is_given_up(monkeypatch: Patch) -> None:
     """It is asked first, and one that answers is not given up."""
     monkeypatch.setattr(transport, "TICK_S", 0.02)
 
@@ -284,7 +292,7 @@ async def test_a_silent_gateway_is_given_up(monkeypatch: pytest.MonkeyPatch) -> 
         assert client.address == other
 
 
-async def test_a_refusal_is_tried_again_where_the_answer_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_refusal_is_tried_again_where_the_answer_goes_on() -> None:
     """A gateway that has just started lacks its stages for a while."""
     missing = ErrorEvent(code="stage_unavailable", message="no thinker")
 
@@ -295,14 +303,13 @@ async def test_a_refusal_is_tried_again_where_the_answer_goes_on(monkeypatch: py
             await session.say(client_id, refused)
         await expect(held(4))(session)
 
-    async with gateway(answers(*WHOLE[:4]), refuse) as address, AsyncClient(address) as client:
+    async with meeting(answers(*WHOLE[:4]), refuse) as client:
         check_whole(await gathered(client.chat("Hi")))
 
 
 async def test_a_first_refusal_is_the_answer() -> None:
-    async with gateway(answers(REFUSED, then=stay)) as address, AsyncClient(address) as client:
-        with pytest.raises(BusyError, match="no place"):
-            await client.chat("Hi").result()
+    async with meeting(answers(REFUSED, then=stay)) as client:
+        await fails(client.chat("Hi"), BusyError, "no place")
 
 
 @pytest.mark.parametrize("code", ["stopping", "cancelled"])
@@ -318,11 +325,7 @@ async def test_a_gateway_that_stops_is_left(code: str) -> None:
         await session.say(first, *WHOLE[3:])
         await stay(session)
 
-    async with (
-        gateway(stop) as old,
-        gateway(expect(held(1))) as new,
-        AsyncClient([old, new]) as client,
-    ):
+    async with gateway(stop) as old, gateway(expect(held(1))) as new, AsyncClient([old, new]) as client:
         one, two = client.chat("Hi"), client.chat("Hi")
         check_whole(await gathered(one))
         check_whole(await gathered(two))
@@ -332,13 +335,8 @@ async def test_a_gateway_that_stops_is_left(code: str) -> None:
 
 async def test_an_error_of_the_request_itself_is_not_retried() -> None:
     failed = ErrorEvent(code="stage_failed", message="it failed")
-
-    async with (
-        gateway(answers(*WHOLE[:3]), answers(failed, then=stay)) as address,
-        AsyncClient(address) as client,
-    ):
-        with pytest.raises(StageFailedError):
-            await gathered(client.chat("Hi"))
+    async with meeting(answers(*WHOLE[:3]), answers(failed, then=stay)) as client:
+        await fails(client.chat("Hi"), StageFailedError)
 
 
 async def test_what_is_hopeless_says_what_was_tried() -> None:
@@ -349,28 +347,20 @@ async def test_what_is_hopeless_says_what_was_tried() -> None:
             client = await stack.enter_async_context(AsyncClient([address, other], reconnect_s=0.5))
             answer = client.chat("Hi")
             assert isinstance(await anext(answer), TextEvent)
-        with pytest.raises(GatewayUnreachableError, match=r"within 0\.5 s; tried \d+ times") as hopeless:
-            await gathered(answer)
-        assert address in str(hopeless.value)
-        assert other in str(hopeless.value)
+        hopeless = await fails(answer, GatewayUnreachableError, r"within 0\.5 s; tried \d+ times")
+        assert address in str(hopeless)
+        assert other in str(hopeless)
 
 
 async def test_a_gateway_that_never_takes_it_is_given_up() -> None:
     async def refuse(session: Session) -> None:
-        while True:
-            client_id, _ = await session.asked()
-            await session.say(client_id, REFUSED)
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                client_id, _ = await session.asked()
+                await session.say(client_id, REFUSED)
 
-    async def refuse_to_the_end(session: Session) -> None:
-        with pytest.raises(asyncio.IncompleteReadError):
-            await refuse(session)
-
-    async with (
-        gateway(answers(*WHOLE[:4]), refuse_to_the_end) as address,
-        AsyncClient(address, reconnect_s=0.5) as client,
-    ):
-        with pytest.raises(GatewayUnreachableError, match=r"could not go on: tried .* no place"):
-            await gathered(client.chat("Hi"))
+    async with meeting(answers(*WHOLE[:4]), refuse, reconnect_s=0.5) as client:
+        await fails(client.chat("Hi"), GatewayUnreachableError, r"could not go on: tried .* no place")
 
 
 async def test_a_key_that_is_refused_everywhere_is_told_at_once() -> None:
@@ -380,53 +370,35 @@ async def test_a_key_that_is_refused_everywhere_is_told_at_once() -> None:
         writer.close()
 
     (port,) = free_ports(1)
-    async with AsyncExitStack() as stack:
-        async with gateway(answers(*WHOLE[:4]), port=port) as address:
-            client = await stack.enter_async_context(AsyncClient(address))
-            answer = client.chat("Hi")
-            assert isinstance(await anext(answer), TextEvent)
-        async with await asyncio.start_server(refuse, "127.0.0.1", port):
-            with pytest.raises(UnauthenticatedError, match="who are you"):
-                await gathered(answer)
+    async with lost(4, port) as answer, await asyncio.start_server(refuse, "127.0.0.1", port):
+        await fails(answer, UnauthenticatedError, "who are you")
 
 
 async def test_a_cancel_between_two_gateways_ends_it() -> None:
-    async with AsyncExitStack() as stack:
-        async with gateway(answers(*WHOLE[:2])) as address:
-            client = await stack.enter_async_context(AsyncClient(address))
-            answer = client.chat("Hi")
-            assert isinstance(await anext(answer), TextEvent)
+    async with lost(2) as answer:
         while answer._open._connection is not None:
             await asyncio.sleep(0)
         answer.cancel()
-        with pytest.raises(CancelledRequestError):
-            await gathered(answer)
+        await fails(answer, CancelledRequestError)
 
 
 async def test_a_cancelled_answer_does_not_go_on() -> None:
     """The gateway is lost before it has confirmed."""
 
-    async def lost(session: Session) -> None:
+    async def ends(session: Session) -> None:
         assert isinstance(await session.hear(), Cancel)
 
-    async with gateway(answers(*WHOLE[:2], then=lost)) as address, AsyncClient(address) as client:
+    async with meeting(answers(*WHOLE[:2], then=ends)) as client:
         answer = client.chat("Hi")
         assert isinstance(await anext(answer), TextEvent)
         answer.cancel()
-        with pytest.raises(CancelledRequestError):
-            await gathered(answer)
+        await fails(answer, CancelledRequestError)
 
 
 async def test_closing_ends_what_waits_for_a_gateway() -> None:
-    client = AsyncClient("tcp://127.0.0.1:1")
-    async with gateway(answers(*WHOLE[:2])) as address:
-        client = AsyncClient(address)
-        await client.connect()
-        answer = client.chat("Hi")
-        assert isinstance(await anext(answer), TextEvent)
-    await client.close()
-    with pytest.raises(GatewayUnreachableError, match="was closed"):
-        await gathered(answer)
+    async with lost(2) as answer:
+        pass
+    await fails(answer, GatewayUnreachableError, "was closed")
 
 
 async def test_a_deadline_counts_from_the_first_gateway() -> None:
@@ -434,14 +406,10 @@ async def test_a_deadline_counts_from_the_first_gateway() -> None:
         assert request.deadline_s is not None
         assert 0 < request.deadline_s < 60
 
-    async with (
-        gateway(answers(*WHOLE[:4]), expect(held(4), shortened)) as address,
-        AsyncClient(address) as client,
-    ):
+    async with meeting(answers(*WHOLE[:4]), expect(held(4), shortened)) as client:
         check_whole(await gathered(client.chat("Hi", deadline_s=60)))
-    async with gateway(answers(*WHOLE[:4]), stay) as address, AsyncClient(address) as client:
-        with pytest.raises(DeadlineError, match="interrupted"):
-            await gathered(client.chat("Hi", deadline_s=1e-9))
+    async with meeting(answers(*WHOLE[:4]), stay) as client:
+        await fails(client.chat("Hi", deadline_s=1e-9), DeadlineError, "interrupted")
 
 
 async def test_files_are_sent_again() -> None:
@@ -469,7 +437,7 @@ async def test_files_are_sent_again() -> None:
         await session.say(1, *WHOLE[4:])
         await stay(session)
 
-    async with gateway(first, second) as address, AsyncClient(address) as client:
+    async with meeting(first, second) as client:
         check_whole(await gathered(client.chat("Hi", audio=sound)))
     before, after = uploads
     assert before.messages == after.messages
@@ -487,8 +455,7 @@ async def test_earlier_gateways_are_asked_for_nothing_new() -> None:
         gateway(stay) as second,
         AsyncClient([first, second]) as client,
     ):
-        with pytest.raises(GatewayUnreachableError, match="an earlier version"):
-            await gathered(client.chat("Hi"))
+        await fails(client.chat("Hi"), GatewayUnreachableError, "an earlier version")
 
 
 async def test_what_has_not_begun_goes_to_an_earlier_gateway_too() -> None:
@@ -517,7 +484,7 @@ async def test_a_program_may_bring_what_it_has() -> None:
         await session.say(client_id, AcceptedEvent(request_id="r1", seed=5), WHOLE[4])
 
     asked = GenerateRequest(prompt_token_ids=[1], seed=5, resume=held(4))
-    async with gateway(first, expect(held(5))) as address, AsyncClient(address) as client:
+    async with meeting(first, expect(held(5))) as client:
         events = await gathered(client.chat(asked))
     assert [event.seq for event in events if isinstance(event, AudioEvent)] == [1]
     assert [i for event in events if isinstance(event, TextEvent) for i in event.token_ids] == [12]
@@ -529,34 +496,26 @@ async def test_without_reconnecting_answers_end_with_their_connection() -> None:
         assert not request.resumable
         await session.say(client_id, *WHOLE[:2])
 
-    async with gateway(plain) as address, AsyncClient(address, reconnect_s=0) as client:
-        with pytest.raises(GatewayUnreachableError, match="was lost"):
-            await gathered(client.chat("Hi"))
+    async with meeting(plain, reconnect_s=0) as client:
+        await fails(client.chat("Hi"), GatewayUnreachableError, "was lost")
         with pytest.raises(GatewayUnreachableError, match="was lost"):
             client.chat("Hi")
+        with pytest.raises(GatewayUnreachableError):
+            await client.status()
 
 
 @pytest.mark.parametrize("number", [0, 2])
 async def test_a_chunk_that_is_not_the_next_is_refused(number: int) -> None:
     told = [*WHOLE[:4], AudioEvent(seq=number, pcm=CHUNK)]
-
-    async with (
-        gateway(answers(*told, then=stay), expect(None)) as address,
-        AsyncClient(address) as client,
-    ):
-        with pytest.raises(MessageError, match=f"audio event {number}, but 1 is the next"):
-            await gathered(client.chat("Hi"))
+    async with meeting(answers(*told, then=stay), expect(None)) as client:
+        await fails(client.chat("Hi"), MessageError, f"audio event {number}, but 1 is the next")
         # Of the connection nothing more is believed; the next request has another.
         check_whole(await gathered(client.chat("Hi")))
 
 
 async def test_nothing_to_speak_is_told_once() -> None:
     nothing = AudioEvent(seq=0, pcm=b"")
-
-    async with (
-        gateway(answers(WHOLE[0], nothing), answers(WHOLE[0], nothing, DONE, then=stay)) as address,
-        AsyncClient(address) as client,
-    ):
+    async with meeting(answers(WHOLE[0], nothing), answers(WHOLE[0], nothing, DONE, then=stay)) as client:
         events = await gathered(client.chat("Hi"))
     assert [type(event).__name__ for event in events] == ["AudioEvent", "TimedDoneEvent"]
 
@@ -566,8 +525,11 @@ async def test_the_first_address_that_answers_is_used() -> None:
     async with gateway(expect(None)) as address, AsyncClient([*closed, address]) as client:
         assert client.address == address
         check_whole(await gathered(client.chat("Hi")))
+    nobody = AsyncClient(closed)
     with pytest.raises(GatewayUnreachableError) as unreachable:
-        await AsyncClient(closed).connect()
+        await nobody.connect()
+    with pytest.raises(GatewayUnreachableError):
+        nobody.chat("Hi")
     assert all(each in str(unreachable.value) for each in closed)
     with pytest.raises(ConfigError, match="needs the address"):
         AsyncClient([])
@@ -585,9 +547,3 @@ async def test_the_command_goes_on_at_the_next_gateway() -> None:
     told = [json.loads(line) for line in said.splitlines()]
     assert [each["event"] for each in told] == ["text", "audio", "text", "audio", "done"]
     assert [each["seq"] for each in told if each["event"] == "audio"] == [0, 1]
-
-
-async def test_a_request_that_cannot_be_sent_raises_at_once() -> None:
-    async with gateway(stay) as address, AsyncClient(address) as client:
-        with pytest.raises(InvalidRequestError):
-            client.chat("\ud800")

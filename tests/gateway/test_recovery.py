@@ -8,19 +8,23 @@ import pytest
 from omnirelay import AsyncClient, errors
 from shared.messages import STAGES, StageLoad, StageName, ThinkRequest
 from shared.transport.wire import encode
-from tests.gateway.bench import Bench, Configure, bench
+from tests.gateway.bench import Bench, Configure, bench, fails
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import http_bench, http_gateway
-from tests.gateway.recovering import (
+from tests.gateway.scripted import (
+    CHUNKS,
+    CODES,
+    RECOVERING,
     SOON_S,
+    Script,
     half_played,
     is_lost,
     recovering,
     seen,
+    whole,
 )
-from tests.gateway.scripted import CHUNKS, CODES, Script, whole
 
 pytestmark = pytest.mark.usefixtures("no_pause")
+GATEWAY = RECOVERING
 
 
 async def goes_silent(b: Bench, stage: StageName, request: ThinkRequest) -> None:
@@ -46,7 +50,7 @@ async def leaves(b: Bench, stage: StageName, request: ThinkRequest) -> None:
     b.stages.add(stage, "second", b.stages.replica(stage).inbox)
 
 
-async def fails(b: Bench, stage: StageName, request: ThinkRequest) -> None:
+async def breaks(b: Bench, stage: StageName, request: ThinkRequest) -> None:
     await b.stages.fail(request.request_id, stage, "queue_full", "no room")
 
 
@@ -59,7 +63,7 @@ LOSSES = {
     "hung": hangs,
     "restarted": restarts,
     "left": leaves,
-    "failed": fails,
+    "failed": breaks,
     "cut off": is_cut_off,
 }
 POINTS = {
@@ -74,9 +78,7 @@ POINTS = {
 @pytest.mark.parametrize("point", POINTS)
 @pytest.mark.parametrize("stage", STAGES)
 @pytest.mark.parametrize("loss", LOSSES)
-async def test_an_answer_goes_on_where_it_was(
-    configure: Configure, loss: str, stage: StageName, point: str
-) -> None:
+async def test_an_answer_goes_on(configure: Configure, loss: str, stage: StageName, point: str) -> None:
     timeout_s = SOON_S if loss == "silent" else 10.0
     async with bench(recovering(configure, heartbeat_timeout_s=timeout_s)) as b, b.client() as client:
         script = Script(b)
@@ -146,37 +148,21 @@ async def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configu
         await whole(answer, script, speech=False)
 
 
-async def test_speech_that_is_over_is_not_asked_for_again(configure: Configure) -> None:
-    async with bench(recovering(configure)) as b, b.client() as client:
-        script = Script(b)
-        answer = client.chat("Hi")
-        first = await b.stages.request(0)
-        await script.play(first, text=0.5)
-        await seen(b, script, first, (0.5, 1.0, 1.0))
-        b.stages.alive -= {"talker", "token2wav"}
-        b.stages.restart("thinker")
-        second = await b.stages.request(1)
-        assert second.speech is None
-        assert second.resume is not None
-        assert second.resume.speech is None
-        await script.play(second)
-        await whole(answer, script)
-
-
-async def test_losses_one_after_the_other(configure: Configure) -> None:
-    async with bench(recovering(configure)) as b, b.client() as client:
-        script = Script(b)
-        answer = client.chat("Hi")
-        for number, stage in enumerate(STAGES):
-            request = await b.stages.request(number)
-            share = (number + 1) / 5
-            await script.play(request, share, share, share)
-            await seen(b, script, request, (share, share, share))
-            b.stages.restart(stage, f"{stage}'s next")
-        last = await b.stages.request(3)
-        assert last.request_id.endswith(".3")
-        await script.play(last)
-        await whole(answer, script)
+async def test_finished_speech_is_not_asked_for_again(
+    tcp: Bench, client: AsyncClient, script: Script
+) -> None:
+    answer = client.chat("Hi")
+    first = await tcp.stages.request(0)
+    await script.play(first, text=0.5)
+    await seen(tcp, script, first, (0.5, 1.0, 1.0))
+    tcp.stages.alive -= {"talker", "token2wav"}
+    tcp.stages.restart("thinker")
+    second = await tcp.stages.request(1)
+    assert second.speech is None
+    assert second.resume is not None
+    assert second.resume.speech is None
+    await script.play(second)
+    await whole(answer, script)
 
 
 async def test_attempts_are_limited(configure: Configure) -> None:
@@ -185,57 +171,42 @@ async def test_attempts_are_limited(configure: Configure) -> None:
         for number in range(3):
             request = await b.stages.request(number)
             await b.stages.fail(request.request_id, "token2wav", "stage_failed", f"trouble {number}")
-        with pytest.raises(errors.StageFailedError, match="token2wav: trouble 2"):
-            await answer.result()
+        await fails(answer, errors.StageFailedError, "token2wav: trouble 2")
         for request in b.stages.requests:
             await b.stages.aborted(request.request_id)
         assert len(b.stages.requests) == 3
 
 
-async def test_messages_out_of_sequence_cost_an_attempt_and_not_the_answer(configure: Configure) -> None:
-    async with bench(recovering(configure)) as b, b.client() as client:
-        script, answer, first = await half_played(b, client)
-        await b.stages.codec(first.request_id, 3, [1])
-        await script.play(await b.stages.request(1))
-        await whole(answer, script)
+async def test_full_stages_are_waited_for(tcp: Bench, client: AsyncClient, script: Script) -> None:
+    answer = client.chat("Hi")
+    await tcp.stages.fail((await tcp.stages.request(0)).request_id, "talker", "busy", "full")
+    first = await tcp.stages.request(1)
+    await script.play(first, 0.5, 0.5, 0.4)
+    await tcp.stages.fail(first.request_id, "talker", "stage_failed", "trouble")
+    await tcp.stages.fail((await tcp.stages.request(2)).request_id, "talker", "busy", "full")
+    await script.play(await tcp.stages.request(3))
+    await whole(answer, script)
 
 
-async def test_a_request_waits_for_a_stage_that_is_full_also_after_it_has_begun(configure: Configure) -> None:
-    async with bench(recovering(configure)) as b, b.client() as client:
-        script = Script(b)
-        answer = client.chat("Hi")
-        await b.stages.fail((await b.stages.request(0)).request_id, "talker", "busy", "full")
-        first = await b.stages.request(1)
-        await script.play(first, 0.5, 0.5, 0.4)
-        await b.stages.fail(first.request_id, "talker", "stage_failed", "trouble")
-        await b.stages.fail((await b.stages.request(2)).request_id, "talker", "busy", "full")
-        await script.play(await b.stages.request(3))
-        await whole(answer, script)
+async def test_a_stage_full_of_others_is_waited_for(tcp: Bench, client: AsyncClient, script: Script) -> None:
+    talker = tcp.stages.replica("talker")
+    talker.load = StageLoad(running=3, waiting=1)
+    await until(lambda: tcp.process.status().stages[1].load.running == 3, "the gateway knows")
+    answer = client.chat("Hi")
+    for index in range(5):
+        # More often than a request that failed is begun again.
+        first = await tcp.stages.request(index)
+        await tcp.stages.fail(first.request_id, "talker", "busy", "full")
+    await script.play(await tcp.stages.request(5))
+    await whole(answer, script)
+    assert tcp.process.status().resumes == 0
 
 
-async def test_a_stage_that_other_gateways_fill_is_waited_for(configure: Configure) -> None:
-    async with bench(recovering(configure)) as b, b.client() as client:
-        script = Script(b)
-        talker = b.stages.replica("talker")
-        talker.load = StageLoad(running=3, waiting=1)
-        await until(lambda: b.process.status().stages[1].load.running == 3, "the gateway knows")
-        answer = client.chat("Hi")
-        for index in range(5):
-            # More often than a request that failed is begun again.
-            first = await b.stages.request(index)
-            await b.stages.fail(first.request_id, "talker", "busy", "full")
-        await script.play(await b.stages.request(5))
-        await whole(answer, script)
-        assert b.process.status().resumes == 0
-
-
-async def test_errors_of_the_request_are_told_at_once(configure: Configure) -> None:
-    async with bench(recovering(configure)) as b, b.client() as client:
-        answer = client.chat("Hi")
-        await b.stages.fail((await b.stages.request(0)).request_id, "thinker", "media_invalid", "no sound")
-        with pytest.raises(errors.MediaError, match="no sound"):
-            await answer.result()
-        assert b.process.status().resumes == 0
+async def test_errors_of_the_request_are_told_at_once(tcp: Bench, client: AsyncClient) -> None:
+    answer = client.chat("Hi")
+    await tcp.stages.fail((await tcp.stages.request(0)).request_id, "thinker", "media_invalid", "no sound")
+    await fails(answer, errors.MediaError, "no sound")
+    assert tcp.process.status().resumes == 0
 
 
 async def lost_and_waiting(b: Bench, client: AsyncClient, **options: Any) -> Any:
@@ -247,41 +218,14 @@ async def lost_and_waiting(b: Bench, client: AsyncClient, **options: Any) -> Any
     return answer
 
 
-async def test_a_client_that_cancels_while_its_request_waits(configure: Configure) -> None:
-    async with (
-        bench(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=60.0)) as b,
-        b.client() as client,
-    ):
-        answer = await lost_and_waiting(b, client)
-        answer.cancel()
-        with pytest.raises(errors.CancelledRequestError):
-            await answer.result()
-        b.stages.alive.add("talker")
-        await until(lambda: b.process.status().ready)
-        await b.stages.aborted(b.stages.requests[0].request_id)
-        assert len(b.stages.requests) == 1
-
-
-async def test_a_deadline_that_passes_while_the_request_waits(configure: Configure) -> None:
-    async with (
-        bench(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=60.0)) as b,
-        b.client() as client,
-    ):
-        answer = await lost_and_waiting(b, client, deadline_s=1.0)
-        with pytest.raises(errors.DeadlineError):
-            await answer.result()
-
-
 async def test_patience_ends(configure: Configure) -> None:
     async with (
         bench(recovering(configure, heartbeat_timeout_s=SOON_S, resume_wait_s=0.3)) as b,
         b.client() as client,
     ):
         answer = await lost_and_waiting(b, client)
-        with pytest.raises(errors.StageUnavailableError, match=r"no talker came back within 0\.3 s"):
-            await answer.result()
-        with pytest.raises(errors.StageUnavailableError, match="talker is down"):
-            await client.chat("Hi").result()
+        await fails(answer, errors.StageUnavailableError, r"no talker came back within 0\.3 s")
+        await fails(client.chat("Hi"), errors.StageUnavailableError, "talker is down")
 
 
 async def test_another_stage_is_lost_while_the_request_waits(configure: Configure) -> None:
@@ -333,30 +277,11 @@ async def test_a_frozen_stage_that_comes_back_is_used_again(configure: Configure
         assert b.process.gateway.dropped_events > 0
 
 
-async def test_a_stage_that_has_left_this_gateway_holds_nothing_of_its_requests(configure: Configure) -> None:
+async def test_a_stage_that_joins_again_holds_no_requests(tcp: Bench, client: AsyncClient) -> None:
     """It was deaf for so long that it took the gateway for dead, and joined it again."""
-
-    async with bench(recovering(configure)) as b, b.client() as client:
-        script, answer, _ = await half_played(b, client)
-        replica = b.stages.replica("token2wav")
-        left = replica.heartbeat()
-        await replica.control.send_multipart(encode(msgspec.structs.replace(left, gateway=None)))
-        await script.play(await b.stages.request(1))
-        await whole(answer, script)
-
-
-async def test_the_stack_tells_the_truth_while_a_stage_is_lost(configure: Configure) -> None:
-    config = configure(http_gateway(heartbeat_timeout_s=SOON_S, resume_attempts=3, resume_wait_s=10.0))
-    async with http_bench(config) as b, b.client() as client:
-        script, answer, first = await half_played(b, client)
-        b.stages.alive.discard("talker")
-        await until(lambda: is_lost(b, "talker"))
-        assert (await b.http.get("/readyz")).status_code == 503
-        assert await b.metric('omnirelay_stage_replicas{stage="talker",state="down"}') == 1
-        shown = (await b.http.get(f"/v1/requests/{first.request_id}")).json()
-        assert shown["resumes"] == 1
-        b.stages.alive.add("talker")
-        await script.play(await b.stages.request(1))
-        await whole(answer, script)
-        assert (await b.http.get("/readyz")).status_code == 200
-        assert (await client.status()).resumes == 1
+    script, answer, _ = await half_played(tcp, client)
+    replica = tcp.stages.replica("token2wav")
+    left = replica.heartbeat()
+    await replica.control.send_multipart(encode(msgspec.structs.replace(left, gateway=None)))
+    await script.play(await tcp.stages.request(1))
+    await whole(answer, script)

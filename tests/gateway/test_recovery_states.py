@@ -171,7 +171,7 @@ class Recovery(RuleBasedStateMachine):
             peers=self.peers.get((stage, name), []),
             draining=(stage, name) in self.draining,
         )
-        self.do(lambda: self.gateway.on_control(heartbeat))
+        self.do(lambda: self.gateway.monitor.on_control(heartbeat))
 
     @initialize(sent=st.lists(st.integers(0, 3), min_size=3, max_size=3))
     def begin(self, sent: list[int]) -> None:
@@ -234,7 +234,7 @@ class Recovery(RuleBasedStateMachine):
             if what == "restart":
                 self.add(stage, inbox)
             elif what == "leave":
-                self.do(lambda: self.gateway.on_control(Farewell(stage=stage, instance=name)))
+                self.do(lambda: self.gateway.monitor.on_control(Farewell(stage=stage, instance=name)))
 
     @precondition(lambda self: self.tries)
     @rule(pick=picks, stream=st.sampled_from(STREAMS), count=st.integers(1, 5))
@@ -284,7 +284,7 @@ class Recovery(RuleBasedStateMachine):
     def an_abort_is_confirmed(self, pick: int) -> None:
         stage, name, request_id = sorted(self.aborted)[pick % len(self.aborted)]
         done = AbortDone(request_id=request_id, stage=stage, instance=name)
-        self.do(lambda: self.gateway.on_control(done))
+        self.do(lambda: self.gateway.monitor.on_control(done))
 
     @precondition(lambda self: self.clients)
     @rule(pick=picks, late=st.booleans())

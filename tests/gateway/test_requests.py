@@ -1,6 +1,5 @@
 """Requests through a gateway with real sockets: the way of each to its one end."""
 
-import asyncio
 import threading
 from typing import Any
 
@@ -18,8 +17,7 @@ from omnirelay import (
     TextEvent,
     errors,
 )
-from shared.config import Config
-from tests.gateway.bench import Bench, Configure, bench, run
+from tests.gateway.bench import Bench, Configure, Patch, bench, fails
 from tests.gateway.fake_stages import until
 
 
@@ -34,9 +32,7 @@ async def test_speech_answer_arrives_whole(tcp: Bench, client: AsyncClient) -> N
     assert "".join(event.text for event in texts) == "How are you? 😀"
     done = events[-1]
     assert isinstance(done, DoneEvent)
-    assert done.text == "How are you? 😀"
-    assert done.text_token_ids == ids
-    assert done.codec_token_ids == [1, 2, 3, 4]
+    assert (done.text, done.text_token_ids, done.codec_token_ids) == ("How are you? 😀", ids, [1, 2, 3, 4])
     assert done.prompt_token_ids == request.prompt_token_ids
     assert (done.finish_reason, done.codec_finish_reason) == ("stop", "length")
     assert done.audio_seconds == pytest.approx(360 / 24_000)
@@ -49,8 +45,7 @@ async def test_speech_answer_arrives_whole(tcp: Bench, client: AsyncClient) -> N
     order = ["received", "queued", "thinking", "talking", "synthesizing", "completed"]
     assert list(done.state_seconds) == order
     assert sorted(done.state_seconds.values()) == list(done.state_seconds.values())
-    assert tcp.counts["completed"] == 1
-    assert tcp.stages.aborts["thinker"] == []
+    assert (tcp.counts["completed"], tcp.stages.aborts["thinker"]) == (1, [])
 
 
 async def test_result_joins_the_audio(tcp: Bench, client: AsyncClient) -> None:
@@ -95,16 +90,6 @@ async def test_what_the_thinker_is_asked(tcp: Bench, client: AsyncClient) -> Non
     assert cut.speech.chunk_frames == [12, 24]
 
 
-async def test_text_only_needs_only_the_thinker(configure: Configure) -> None:
-    async with bench(configure(), ready=False, alive=["thinker"]) as b, b.client() as client:
-        await until(lambda: b.process.gateway.registry.state("thinker") == "ready")
-        answer = client.chat("Hi", speech=False)
-        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
-        done = (await answer.result()).done
-        assert list(done.state_seconds) == ["received", "queued", "thinking", "completed"]
-        assert done.speaker is None
-
-
 async def test_streams_may_end_in_any_order(tcp: Bench, client: AsyncClient) -> None:
     answer = client.chat("Hi")
     name = (await tcp.stages.request(0)).request_id
@@ -119,26 +104,16 @@ async def test_streams_may_end_in_any_order(tcp: Bench, client: AsyncClient) -> 
 
 
 @pytest.mark.parametrize("seqs", [(1,), (0, 0), (0, 2)])
-async def test_gap_or_repeat_fails_the_request(
-    tcp: Bench, client: AsyncClient, seqs: tuple[int, ...]
-) -> None:
+async def test_gap_or_repeat_fails_a_request(tcp: Bench, client: AsyncClient, seqs: tuple[int, ...]) -> None:
     answer = client.chat("Hi")
     name = (await tcp.stages.request(0)).request_id
     for seq in seqs:
         await tcp.stages.codec(name, seq, [1])
-    with pytest.raises(errors.StageFailedError, match="codec message"):
-        await answer.result()
+    await fails(answer, errors.StageFailedError, "codec message")
     await tcp.stages.aborted(name)
     await tcp.stages.text(name, 0, [1])
     await until(lambda: tcp.process.status().dropped_events == 1)
     assert tcp.counts["failed"] == 1
-
-
-async def test_speech_for_a_text_request_fails_it(tcp: Bench, client: AsyncClient) -> None:
-    answer = client.chat("Hi", speech=False)
-    await tcp.stages.codec((await tcp.stages.request(0)).request_id, 0, [1])
-    with pytest.raises(errors.StageFailedError, match="text-only"):
-        await answer.result()
 
 
 @pytest.mark.parametrize(
@@ -149,9 +124,7 @@ async def test_speech_for_a_text_request_fails_it(tcp: Bench, client: AsyncClien
         ("payload_invalid", errors.StageFailedError),
     ],
 )
-async def test_failure_of_a_stage_is_told(
-    tcp: Bench, client: AsyncClient, code: str, kind: type[Exception]
-) -> None:
+async def test_failure_of_a_stage(tcp: Bench, client: AsyncClient, code: str, kind: type[Exception]) -> None:
     answer = client.chat("Hi")
     request = await tcp.stages.request(0)
     await tcp.stages.fail(request.request_id, "talker", code, "it broke")
@@ -166,10 +139,8 @@ async def test_deadline_expires(configure: Configure) -> None:
         active = client.chat("Hi", deadline_s=0.2)
         waiting = client.chat("Hi", deadline_s=0.1)
         name = (await b.stages.request(0)).request_id
-        with pytest.raises(errors.DeadlineError, match="queued"):
-            await waiting.result()
-        with pytest.raises(errors.DeadlineError, match="thinking"):
-            await active.result()
+        await fails(waiting, errors.DeadlineError, "queued")
+        await fails(active, errors.DeadlineError, "thinking")
         await b.stages.aborted(name)
         assert b.counts["expired"] == 2
         assert len(b.stages.requests) == 1
@@ -180,11 +151,9 @@ async def test_cancel_by_id(configure: Configure) -> None:
         first, second = client.chat("Hi"), client.chat("Hi")
         request = await b.stages.request(0)
         second.cancel()
-        with pytest.raises(errors.CancelledRequestError):
-            await second.result()
+        await fails(second, errors.CancelledRequestError)
         first.cancel()
-        with pytest.raises(errors.CancelledRequestError):
-            await first.result()
+        await fails(first, errors.CancelledRequestError)
         await b.stages.aborted(request.request_id)
         first.cancel()
         assert b.counts["cancelled"] == 2
@@ -197,45 +166,26 @@ async def test_disconnect_cancels(tcp: Bench) -> None:
             request = await tcp.stages.request(0)
         await tcp.stages.aborted(request.request_id)
         await until(lambda: tcp.counts["cancelled"] == 1)
-        with pytest.raises(errors.GatewayUnreachableError):
-            await answer.result()
+        await fails(answer, errors.GatewayUnreachableError)
         tcp.stages.requests.clear()
         tcp.stages.serve(tcp.encode("Hello"))
         assert (await other.chat("Hi").result()).text == "Hello"
 
 
-async def test_busy_then_free_again(configure: Configure) -> None:
-    async with bench(configure(max_active=1, max_queued=1)) as b, b.client() as client:
-        first = client.chat("Hi")
-        await b.stages.request(0)
-        second = client.chat("Hi")
-        with pytest.raises(errors.BusyError) as raised:
-            await client.chat("Hi").result()
-        assert raised.value.retry_after_ms > 0
-        for index, answer in enumerate((first, second)):
-            await b.stages.answer(await b.stages.request(index), b.encode("Hello"))
-            assert (await answer.result()).text == "Hello"
-
-
-async def test_an_error_nobody_expected_is_told_to_the_client(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_an_unexpected_error_is_told_to_the_client(configure: Configure, monkeypatch: Patch) -> None:
     def broken(_: PromptBuilder, messages: list[ChatMessage]) -> list[int]:
         raise ZeroDivisionError(f"of {len(messages)}")
 
     async with bench(configure()) as b, b.client() as client:
         with monkeypatch.context() as patch:
             patch.setattr(PromptBuilder, "build", broken)
-            with pytest.raises(errors.RequestError, match=r"internal: .*ZeroDivisionError"):
-                await client.chat("Hi").result()
+            await fails(client.chat("Hi"), errors.RequestError, r"internal: .*ZeroDivisionError")
         again = client.chat("Hi")
         await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
         assert (await again.result()).text == "Hello"
 
 
-async def test_busy_is_told_before_the_prompt_is_made(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_busy_is_told_before_the_prompt_is_made(configure: Configure, monkeypatch: Patch) -> None:
     """Or a flood of long prompts would wait, unbounded, for the one thread that makes them."""
     made = threading.Event()
     build = PromptBuilder.build
@@ -249,8 +199,8 @@ async def test_busy_is_told_before_the_prompt_is_made(
     async with bench(configure(max_active=1, max_queued=1)) as b, b.client() as client:
         taken = [client.chat("Hi") for _ in range(2)]
         try:
-            with pytest.raises(errors.BusyError):
-                await client.chat("Hi").result()
+            raised = await fails(client.chat("Hi"), errors.BusyError)
+            assert raised.retry_after_ms > 0
         finally:
             made.set()
         for index, answer in enumerate(taken):
@@ -261,8 +211,7 @@ async def test_busy_is_told_before_the_prompt_is_made(
 async def test_one_client_cannot_take_all(configure: Configure) -> None:
     async with bench(configure(max_queued_per_client=1)) as b, b.client() as greedy, b.client() as other:
         greedy.chat("Hi")
-        with pytest.raises(errors.BusyError, match="this connection"):
-            await greedy.chat("Hi").result()
+        await fails(greedy.chat("Hi"), errors.BusyError, "this connection")
         other.chat("Hi")
         await b.stages.request(1)
 
@@ -295,17 +244,18 @@ async def test_stage_down_fails_its_requests_and_refuses_new_ones(configure: Con
         await b.stages.request(0)
         b.stages.alive.discard("talker")
         for answer in (active, waiting):
-            with pytest.raises(errors.StageUnavailableError, match="talker"):
-                await answer.result()
-        with pytest.raises(errors.StageUnavailableError, match="talker is down"):
-            await client.chat("Hi").result()
+            await fails(answer, errors.StageUnavailableError, "talker")
+        await fails(client.chat("Hi"), errors.StageUnavailableError, "talker is down")
         metrics = b.process.gateway.metrics.registry
         for outcome, count in {"failed": 2, "refused": 1}.items():
             assert metrics.get_sample_value("omnirelay_requests_total", {"outcome": outcome}) == count
         assert len(b.stages.requests) == 1
         text_only = client.chat("Hi", speech=False)
         await b.stages.answer(await b.stages.request(1), b.encode("Hello"))
-        assert (await text_only.result()).text == "Hello"
+        result = await text_only.result()
+        assert result.text == "Hello"
+        assert list(result.done.state_seconds) == ["received", "queued", "thinking", "completed"]
+        assert result.done.speaker is None
         report = await client.status()
         assert [stage.state for stage in report.stages] == ["ready", "down", "ready"]
         b.stages.alive.add("talker")
@@ -315,46 +265,13 @@ async def test_stage_down_fails_its_requests_and_refuses_new_ones(configure: Con
         assert (await again.result()).text == "Hello"
 
 
-async def test_restarted_stage_fails_what_it_held(tcp: Bench, client: AsyncClient) -> None:
-    needs, done_with = client.chat("Hi", seed=1), client.chat("Hi", seed=2)
-    await tcp.stages.request(1)
-    by_seed = {request.seed: request.request_id for request in tcp.stages.requests}
-    await tcp.stages.text(by_seed[2], 0, tcp.encode("Yes"), "stop")
-    # The talker has all that it needs of the thinker.
-    await tcp.stages.codec(by_seed[2], 0, [1], conditioned=True)
-    await anext(done_with)
-    dispatcher = tcp.process.gateway.dispatcher
-    await until(lambda: (active := dispatcher.of(by_seed[2])) and not active.record.needs("thinker"))
-    tcp.stages.restart("thinker")
-    with pytest.raises(errors.StageUnavailableError, match="restarted"):
-        await needs.result()
-    await tcp.stages.codec(by_seed[2], 1, [1], "stop")
-    await tcp.stages.audio(by_seed[2], 0, bytes(4), last=True)
-    assert [event async for event in done_with][-1].text == "Yes"  # type: ignore[union-attr]
-
-
-async def test_unconfirmed_aborts_are_repeated(configure: Configure, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("gateway.dispatch.aborts.RESEND_AFTER_S", 0.05)
-
-    async with bench(configure()) as b, b.client() as client:
-        b.stages.confirm = False
-        answer = client.chat("Hi")
-        name = (await b.stages.request(0)).request_id
-        answer.cancel()
-        await until(lambda: b.stages.aborts["talker"].count(name) >= 3)
-        b.stages.confirm = True
-        ledger = b.process.gateway.dispatcher.aborts
-        await until(lambda: not ledger._open)
-
-
 async def test_a_stage_that_comes_back_hears_the_aborts_it_missed(configure: Configure) -> None:
     async with bench(configure(gateway={"heartbeat_timeout_s": 0.3})) as b, b.client() as client:
         b.stages.confirm = False
         answer = client.chat("Hi")
         name = (await b.stages.request(0)).request_id
         b.stages.alive.discard("talker")
-        with pytest.raises(errors.StageUnavailableError, match="does not answer"):
-            await answer.result()
+        await fails(answer, errors.StageUnavailableError, "does not answer")
         await b.stages.aborted(name)
         heard = b.stages.aborts["talker"].count(name)
         b.stages.alive.add("talker")
@@ -363,36 +280,34 @@ async def test_a_stage_that_comes_back_hears_the_aborts_it_missed(configure: Con
 
 async def test_starting_stages_refuse_by_name(configure: Configure) -> None:
     async with bench(configure(), ready=False, alive=()) as b, b.client() as client:
-        with pytest.raises(errors.StageUnavailableError, match="thinker is starting"):
-            await client.chat("Hi").result()
+        await fails(client.chat("Hi"), errors.StageUnavailableError, "thinker is starting")
 
 
-def test_a_voice_may_have_other_names(configure: Configure) -> None:
+@pytest.mark.parametrize(
+    ("aliases", "voices"),
+    [
+        ({}, {"alloy": "Chelsie", "onyx": "Ethan", "ethan": "Ethan"}),
+        (
+            {"voice_aliases": {"Ethan": "Chelsie", "deep": "Ethan", "lost": "Nobody"}},
+            {"Ethan": "Ethan", "deep": "Ethan", "lost": "Chelsie"},
+        ),
+    ],
+)
+async def test_aliases_of_voices(
+    configure: Configure, aliases: dict[str, Any], voices: dict[str, str]
+) -> None:
     """Those of OpenAI, and those of the configuration; a voice's own name comes first, in any case."""
-    aliases = {"Ethan": "Chelsie", "deep": "Ethan", "lost": "Nobody"}
-
-    async def ask(config: Config, name: str) -> str:
-        async with bench(config) as b, b.client() as client:
-            answer = client.chat("Hi", speaker=name)
-            request = await b.stages.request(0)
-            await b.stages.answer(request, [1, 2])
-            await answer.result()
-            assert request.speech is not None
-            return request.speech.speaker
-
-    async def scenario() -> None:
-        for name, voice in {"alloy": "Chelsie", "onyx": "Ethan", "ethan": "Ethan"}.items():
-            assert await ask(configure(), name) == voice
-        for name, voice in {"Ethan": "Ethan", "deep": "Ethan", "lost": "Chelsie"}.items():
-            assert await ask(configure({"voice_aliases": aliases}), name) == voice
-        with pytest.raises(errors.UnknownSpeakerError, match=r"Ethan, Chelsie \(and the aliases Ethan, deep"):
-            async with bench(configure({"voice_aliases": aliases})) as b, b.client() as client:
+    async with bench(configure(aliases)) as b, b.client() as client:
+        b.stages.serve([1, 2])
+        for name in voices:
+            await client.chat("Hi", speaker=name).result()
+        assert [each.speech.speaker for each in b.stages.requests if each.speech] == [*voices.values()]
+        if aliases:
+            with pytest.raises(errors.UnknownSpeakerError, match=r"Chelsie \(and the aliases Ethan, deep"):
                 await client.chat("Hi", speaker="alloy").result()
 
-    run(scenario())
 
-
-def test_requests_that_are_wrong(configure: Configure) -> None:
+async def test_requests_that_are_wrong(configure: Configure) -> None:
     hello = [ChatMessage("user", "Hi")]
     cases: list[tuple[GenerateRequest, type[Exception], str]] = [
         (GenerateRequest(messages=hello, speaker="Nobody"), errors.UnknownSpeakerError, "Ethan, Chelsie"),
@@ -446,37 +361,24 @@ def test_requests_that_are_wrong(configure: Configure) -> None:
             # The last of them is found before the thinker's limits are looked at.
             name = f"{field}.{next(iter(values))}" if len(values) == 1 else next(iter(values))
             cases.append((request, errors.InvalidRequestError, name))
-
-    async def scenario() -> None:
-        async with bench(configure(max_prompt_tokens=400), ready=False) as b, b.client() as client:
-            b.stages.max_positions = 400
-            registry = b.process.gateway.registry
-            await until(lambda: registry.max_positions("talker") == registry.max_positions("thinker") == 400)
-            await until(lambda: b.process.status().ready)
-            for request, kind, match in cases:
-                with pytest.raises(kind, match=match):
-                    await client.chat(request).result()
-            # Not even a request: the message cannot be decoded.
-            for sizes in ([12, 0], [12] * 1025):
-                with pytest.raises(errors.InvalidRequestError, match="chunk_frames"):
-                    await client.chat(GenerateRequest(messages=hello, chunk_frames=sizes)).result()
-            assert b.stages.requests == []
-            assert (b.counts["refused"], b.counts["failed"]) == (len(cases), 0)
-            client.chat(GenerateRequest(prompt_token_ids=[1] * 397))
-            taken = await b.stages.request(0)
-            assert taken.speech is not None
-            assert taken.speech.sampling.max_tokens == 1
-
-    run(scenario())
-
-
-async def test_shutdown_tells_the_clients(tcp: Bench, client: AsyncClient) -> None:
-    answer = client.chat("Hi")
-    name = (await tcp.stages.request(0)).request_id
-    stop = asyncio.create_task(tcp.process.stop())
-    with pytest.raises(errors.CancelledRequestError, match="shutting down"):
-        await answer.result()
-    await stop
-    await tcp.stages.aborted(name)
-    with pytest.raises(errors.GatewayUnreachableError):
-        await tcp.client().connect()
+    async with bench(configure(max_prompt_tokens=400), ready=False) as b, b.client() as client:
+        b.stages.max_positions = 400
+        registry = b.process.gateway.registry
+        await until(lambda: registry.max_positions("talker") == registry.max_positions("thinker") == 400)
+        await until(lambda: b.process.status().ready)
+        for request, kind, match in cases:
+            with pytest.raises(kind, match=match):
+                await client.chat(request).result()
+        # Not even a request: the message cannot be decoded.
+        for sizes in ([12, 0], [12] * 1025):
+            await fails(
+                client.chat(GenerateRequest(messages=hello, chunk_frames=sizes)),
+                errors.InvalidRequestError,
+                "chunk_frames",
+            )
+        assert b.stages.requests == []
+        assert (b.counts["refused"], b.counts["failed"]) == (len(cases), 0)
+        client.chat(GenerateRequest(prompt_token_ids=[1] * 397))
+        taken = await b.stages.request(0)
+        assert taken.speech is not None
+        assert taken.speech.sampling.max_tokens == 1

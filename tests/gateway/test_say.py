@@ -32,7 +32,7 @@ from omnirelay.protocol import PartialAnswer
 from omnirelay.reading import LEAST, MOST, pieces
 from shared.config.gateway import READ_PROMPT
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Bench, Configure
+from tests.gateway.bench import Bench, Configure, Output, Patch, fails
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak
 from tests.gateway.scripted import CHUNKS, CODES, Script
@@ -92,8 +92,7 @@ async def test_it_goes_on_where_the_client_is(tcp: Bench) -> None:
         assert request.resume.speech.codec_token_ids == CODES[:16]
         await Script(tcp).play(request)
         result = await answer.result()
-        assert result.text == SAID
-        assert result.waveform == b"".join(CHUNKS[1:])
+        assert (result.text, result.waveform) == (SAID, b"".join(CHUNKS[1:]))
 
 
 @pytest.mark.parametrize(
@@ -109,8 +108,7 @@ async def test_what_cannot_be_spoken_is_refused(
     tcp: Bench, client: AsyncClient, fields: dict[str, Any], problem: str
 ) -> None:
     request = GenerateRequest(text_sampling=SamplingOverrides(max_tokens=100), **fields)
-    with pytest.raises(InvalidRequestError, match=problem):
-        await client.chat(request).result()
+    await fails(client.chat(request), InvalidRequestError, problem)
     await until(lambda: tcp.process.gateway._active == {})
 
 
@@ -179,8 +177,8 @@ async def test_a_client_that_leaves_ends_the_piece_that_was_begun_for_it(web: Ht
     await until(lambda: web.process.gateway._active == {})
 
 
-async def test_a_busy_gateway_is_asked_again_for_the_pieces_behind_the_first(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
+async def test_a_busy_gateway_is_asked_again_for_more_pieces(
+    configure: Configure, monkeypatch: Patch
 ) -> None:
     async with http_bench(configure(gateway=http_gateway(), max_active=1, max_queued=0)) as b:
         reading = asyncio.create_task(read(b))
@@ -210,7 +208,7 @@ async def test_the_client_reads_any_length(tcp: Bench, client: AsyncClient, tmp_
 
 
 async def test_lines_of_standard_input_are_read_as_they_come(
-    tcp: Bench, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+    tcp: Bench, monkeypatch: Patch, capsys: Output, tmp_path: Path
 ) -> None:
     tcp.stages.serve([])
     lines = queue.SimpleQueue[str]()
@@ -224,10 +222,7 @@ async def test_lines_of_standard_input_are_read_as_they_come(
     assert await reading == 0
     assert said(tcp, await tcp.stages.request(1)) == "And the rest"
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert [each["text"] for each in events if each["event"] == "done"] == [
-        SENTENCES[0],
-        "And the rest",
-    ]
+    assert [each["text"] for each in events if each["event"] == "done"] == [SENTENCES[0], "And the rest"]
 
 
 async def events_of(socket: ClientConnection) -> list[Any]:
@@ -282,7 +277,7 @@ async def test_a_text_is_spoken_while_it_grows(web: HttpBench) -> None:
     ],
 )  # fmt: skip
 async def test_what_is_wrong_with_a_growing_text_is_said(
-    configure: Configure, messages: list[str], problem: str, monkeypatch: pytest.MonkeyPatch
+    configure: Configure, messages: list[str], problem: str, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(SpeechSocket, "__init__", partialmethod(SpeechSocket.__init__, idle_s=1.0))
 
@@ -334,9 +329,6 @@ def test_a_text_ten_times_as_long_takes_ten_times_as_long(run_of: str) -> None:
 def test_pieces_end_with_sentences() -> None:
     assert list(
         pieces("Dr. Smith met Mr. Jones at noon. He said \u201cHello!\u201d and left the house.")
-    ) == [
-        "Dr. Smith met Mr. Jones at noon. ",
-        "He said \u201cHello!\u201d and left the house.",
-    ]
+    ) == ["Dr. Smith met Mr. Jones at noon. ", "He said \u201cHello!\u201d and left the house."]
     long = "a clause with some words, " * 20
     assert all(each.endswith(", ") and LEAST <= len(each) <= MOST for each in pieces(long))

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,6 +15,7 @@ from gateway.requests.start_delay import IGNORED_S, AnswerPace, Outlook, SpeechH
 from omnirelay import AudioEvent
 from shared.config import Config
 from shared.messages import SAMPLE_RATE
+from tests.gateway.bench import Configure
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 
 RATE = 50
@@ -134,7 +135,7 @@ def test_with_the_advised_delay_nothing_stops(machine: Machine, tokens: int, rat
     tokens=st.integers(2, 100),
     answers=st.integers(0, 3),
 )
-def test_who_is_faster_than_playback_waits_for_nothing(
+def test_the_fast_wait_for_nothing(
     text: float, codes: float, synthesis: float, tokens: int, answers: int
 ) -> None:
     gateway, machine = Gateway(), Machine(text, codes, synthesis)
@@ -198,7 +199,7 @@ ANSWER = "How are you today?"
 
 
 @pytest.fixture
-def slow(configure: Callable[..., Config]) -> Config:
+def slow(configure: Configure) -> Config:
     """A gateway that advises delays."""
     return configure(http_gateway(max_start_delay_s=5))
 
@@ -234,9 +235,7 @@ async def test_the_first_audio_event_says_how_long_to_wait(slow: Config) -> None
         ("audio/speech", {"input": ANSWER, "response_format": "pcm", "stream_format": "sse"}),
     ],
 )
-async def test_event_streams_have_it_in_their_first_audio(
-    slow: Config, path: str, fields: dict[str, Any]
-) -> None:
+async def test_streams_have_it_in_their_first_audio(slow: Config, path: str, fields: dict[str, Any]) -> None:
     async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
         expected = advised_ms(b, end="input" in fields)
         asked = {"model": MODEL, **fields, **({"stream": True} if "messages" in fields else {})}

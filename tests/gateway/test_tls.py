@@ -21,7 +21,7 @@ from ops.doctor.access import check_access
 from ops.launcher import Stack, running
 from ops.target import own_target
 from shared.config import Config, load_config
-from tests.gateway.bench import Bench, Configure, bench, run
+from tests.gateway.bench import Bench, Configure, Output, Patch, bench, run
 from tests.gateway.guarded import CHAT, KEY, OTHER, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.https_server import Authority
@@ -53,9 +53,7 @@ def tls_address(b: Bench) -> str:
     return b.listen.replace("tcp:", "tls:")
 
 
-async def test_tcp_clients_speak_tls_and_believe_the_given_authority(
-    configure: Configure, certified: Certified, keys: str
-) -> None:
+async def test_tcp_clients_speak_tls(configure: Configure, certified: Certified, keys: str) -> None:
     config = configure({"tls": certified.config, "api_keys": keys})
     async with bench(config) as b, serving(b):
         async with AsyncClient(tls_address(b), KEY, certified.ca) as client:
@@ -106,7 +104,7 @@ async def test_http_and_websockets_speak_tls(configure: Configure, certified: Ce
 
 @pytest.mark.parametrize("way", ["listen", "http"])
 async def test_old_versions_and_slow_handshakes_are_refused(
-    configure: Configure, certified: Certified, monkeypatch: pytest.MonkeyPatch, way: str
+    configure: Configure, certified: Certified, monkeypatch: Patch, way: str
 ) -> None:
     monkeypatch.setattr("gateway.access.tls.HANDSHAKE_S", 0.3)
 
@@ -130,7 +128,7 @@ async def test_old_versions_and_slow_handshakes_are_refused(
             assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
 
-async def test_a_renewed_certificate_is_shown_to_who_comes_next(
+async def test_renewed_certificates_are_shown(
     configure: Configure, certified: Certified, tmp_path: Path
 ) -> None:
     async with bench(configure({"tls": certified.config})) as b:
@@ -150,26 +148,28 @@ async def test_a_renewed_certificate_is_shown_to_who_comes_next(
 def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_refused(
     configure: Configure, certified: Certified, tmp_path: Path
 ) -> None:
+    config = configure({"tls": certified.config})
     for mode in (0o640, 0o604, 0o620):
         certified.pem.chmod(mode)
-        with pytest.raises(ConfigError, match="is accessible to others: chmod 600"):
-            run(_open(configure({"tls": certified.config})))
+        does_not_start(config, "is accessible to others: chmod 600")
     certified.pem.write_text("no certificate")
     certified.pem.chmod(0o600)
-    with pytest.raises(ConfigError, match="are no certificate and its key in PEM"):
-        run(_open(configure({"tls": certified.config})))
+    does_not_start(config, "are no certificate and its key in PEM")
     certified.pem.unlink()
-    with pytest.raises(ConfigError, match="cannot read"):
-        run(_open(configure({"tls": certified.config})))
+    does_not_start(config, "cannot read")
     with pytest.raises(ConfigError, match="cannot read the authority's certificate"):
         run(AsyncClient("tls://127.0.0.1:1", ca=tmp_path / "missing").connect())
     with pytest.raises(ValueError, match="certificate and key go together"):
         configure({"tls": {"key": "x"}})
 
 
-async def _open(config: Config) -> None:
-    async with bench(config, ready=False):
-        raise AssertionError("it must not start")
+def does_not_start(config: Config, match: str) -> None:
+    async def scenario() -> None:
+        async with bench(config, ready=False):
+            raise AssertionError("it must not start")
+
+    with pytest.raises(ConfigError, match=match):
+        run(scenario())
 
 
 def test_a_client_of_another_protocol_is_told_in_one_line() -> None:
@@ -183,13 +183,8 @@ async def test_tls_at_a_gateway_that_speaks_none_is_said(tcp: Bench) -> None:
         await AsyncClient(tls_address(tcp)).connect()
 
 
-def test_the_commands_send_the_key_and_believe_the_authority(
-    configure: Configure,
-    certified: Certified,
-    keys: str,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+async def test_the_commands_send_the_key_and_believe_the_authority(
+    configure: Configure, certified: Certified, keys: str, tmp_path: Path, capsys: Output, monkeypatch: Patch
 ) -> None:
     key_file = tmp_path / "key"
     key_file.write_text(f"{KEY}\n")
@@ -198,34 +193,31 @@ def test_the_commands_send_the_key_and_believe_the_authority(
         status = await asyncio.to_thread(main, list(arguments))
         return status, capsys.readouterr()
 
-    async def scenario() -> None:
-        async with bench(configure({"tls": certified.config, "api_keys": keys})) as b, serving(b):
-            there = ["--gateway", tls_address(b), "--ca", str(certified.ca)]
-            ask = ["chat", "Hi", "--text-only", "--no-play", *there]
-            status, told = await command(*ask, "--api-key-file", str(key_file))
-            assert (status, told.out.splitlines()[0]) == (0, "Hello")
-            status, told = await command(*ask)
-            assert status == 1
-            assert "unauthenticated" in told.err
-            status, told = await command("status", "--gateway", b.listen)
-            assert (status, f"use {tls_address(b)}\n" in told.err) == (1, True)
-            monkeypatch.setenv("OMNIRELAY_API_KEY", OTHER)
-            assert (await command(*ask))[0] == 0
-            assert (await command("status", *there))[0] == 0
-            monkeypatch.setenv("OMNIRELAY_API_KEY", "wrong")
-            status, told = await command("status", *there)
-            assert status == 1
-            assert "wrong" not in told.err
-            key_file.write_text("two words\n")
-            status, told = await command(*ask, "--api-key-file", str(key_file))
-            assert (status, "must hold an API key and nothing else" in told.err) == (1, True)
-            assert (await command(*ask, "--api-key-file", str(tmp_path / "missing")))[0] == 1
-
-    run(scenario())
+    async with bench(configure({"tls": certified.config, "api_keys": keys})) as b, serving(b):
+        there = ["--gateway", tls_address(b), "--ca", str(certified.ca)]
+        ask = ["chat", "Hi", "--text-only", "--no-play", *there]
+        status, told = await command(*ask, "--api-key-file", str(key_file))
+        assert (status, told.out.splitlines()[0]) == (0, "Hello")
+        status, told = await command(*ask)
+        assert status == 1
+        assert "unauthenticated" in told.err
+        status, told = await command("status", "--gateway", b.listen)
+        assert (status, f"use {tls_address(b)}\n" in told.err) == (1, True)
+        monkeypatch.setenv("OMNIRELAY_API_KEY", OTHER)
+        assert (await command(*ask))[0] == 0
+        assert (await command("status", *there))[0] == 0
+        monkeypatch.setenv("OMNIRELAY_API_KEY", "wrong")
+        status, told = await command("status", *there)
+        assert status == 1
+        assert "wrong" not in told.err
+        key_file.write_text("two words\n")
+        status, told = await command(*ask, "--api-key-file", str(key_file))
+        assert (status, "must hold an API key and nothing else" in told.err) == (1, True)
+        assert (await command(*ask, "--api-key-file", str(tmp_path / "missing")))[0] == 1
 
 
 async def test_the_launcher_needs_neither_a_key_nor_an_authority(
-    place: Path, certified: Certified, keys: str, monkeypatch: pytest.MonkeyPatch
+    place: Path, certified: Certified, keys: str, monkeypatch: Patch
 ) -> None:
     for name, value in {
         "API_KEYS": keys,

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from gateway.fairness.memory_budget import MemoryBudget
+from gateway.http.fields import convert_given
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.rules import EAGERNESS, SemanticVad, ServerVad, TurnRules, read_rules
+from gateway.http.realtime.turns.rules import EAGERNESS, SemanticVad, ServerVad, TurnRules
 from gateway.http.realtime.turns.silero import WEIGHTS, VoiceState, read_weights, silero
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_MS, VoiceStream, Window
 from gateway.http.realtime.turns.tracker import INTERRUPTION_WINDOWS, ONSET_WINDOWS, TurnTracker
@@ -174,9 +175,7 @@ def test_turns_alternate(windows: list[Window], rules: TurnRules, guarded: bool)
 
 
 @given(WINDOWS, RULES)
-def test_a_turn_stops_or_is_resumed_after_a_pause_and_ends_where_the_pause_was_found(
-    windows: list[Window], rules: TurnRules
-) -> None:
+def test_a_turn_stops_or_resumes_after_a_pause(windows: list[Window], rules: TurnRules) -> None:
     tracker = TurnTracker(rules)
     paused_at: int | None = None
     for window in windows:
@@ -219,7 +218,7 @@ def test_semantic_silence_is_within_its_bounds_and_grows_with_pauses(speech_ms: 
     ],
 )
 def test_rules_that_clients_send(values: dict[str, Any]) -> None:
-    rules = read_rules(values, "turn_detection")
+    rules = convert_given(values, TurnRules, "turn_detection")
     for name, value in values.items():
         assert name == "type" or getattr(rules, name) == value
 
@@ -239,7 +238,7 @@ def test_rules_that_clients_send(values: dict[str, Any]) -> None:
 )
 def test_rules_that_are_refused(values: Any) -> None:
     with pytest.raises(InvalidRequestError, match="turn_detection"):
-        read_rules(values, "turn_detection")
+        convert_given(values, TurnRules, "turn_detection")
 
 
 async def listened(
@@ -251,7 +250,7 @@ async def listened(
     listener = TurnListener(rules, audio, VoicePool(), "a", lambda _: None, Playback())
     found, most = list[Turn](), 0
     for at in range(0, len(data), piece):
-        audio.append(data[at : at + piece])
+        await audio.append(data[at : at + piece])
         async for turn in listener.turns():
             if turn.change in {"started", "stopped"}:
                 found.append(turn)

@@ -133,7 +133,7 @@ async def _listened(
                 playback.sent((waiting.pop(0)[1] * 32767).astype("<i2").tobytes())
             if not waiting:
                 playback.finish()
-            audio.append(data[at : at + size])
+            await audio.append(data[at : at + size])
             async for turn in listener.turns():
                 if turn.change == "started":
                     return now[0]

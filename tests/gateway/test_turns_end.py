@@ -26,16 +26,15 @@ from gateway.http.realtime.turns.smart_turn import SAMPLES, installed_weights, l
 from gateway.http.realtime.turns.stream import WINDOW_BYTES
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config import Config, MediaConfig
-from tests.gateway.bench import Configure
+from tests.gateway.bench import Configure, Log, Patch
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
-from tests.gateway.test_http_realtime import ANSWER, CHUNKS, take, talking
-from tests.gateway.test_http_realtime_turns import detect, say
+from tests.gateway.realtime import ANSWER, CHUNKS, append, detect, take, talking
 from tests.gateway.test_turns import SENTENCES, said
 from tests.support.media import speech
 
 
 @pytest.fixture(autouse=True)
-def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+def patient(monkeypatch: Patch) -> None:
     """A busy machine's verdicts are waited for."""
     monkeypatch.setattr(end, "LATE_S", 30.0)
 
@@ -64,10 +63,10 @@ class Broken:
 class Bench:
     """A detector, and what it reported."""
 
-    def __init__(self, network: end.Network) -> None:
+    def __init__(self, network: "Network | Broken") -> None:
         self.verdicts: list[str] = []
         self.seconds: list[float] = []
-        self.detector = EndDetector(network, self.verdicts.append, self.seconds.append)
+        self.detector = EndDetector(network.finished, self.verdicts.append, self.seconds.append)
 
     async def finished(self, client: str = "a") -> float | None:
         return await self.detector.finished(bytes(4 * WINDOW_BYTES), client)
@@ -115,7 +114,7 @@ async def listened(data: bytes, rules: TurnRules, network: Network) -> list[tupl
     listener = TurnListener(rules, audio, VoicePool(Bench(network).detector), "a", lambda _: None, Playback())
     found = []
     for at in range(0, len(data), WINDOW_BYTES):
-        audio.append(data[at : at + WINDOW_BYTES])
+        await audio.append(data[at : at + WINDOW_BYTES])
         async for turn in listener.turns():
             found.append((turn, (at + WINDOW_BYTES) / 48_000))
             if turn.change == "stopped":
@@ -175,56 +174,44 @@ def test_a_fixed_silence_asks_nobody() -> None:
     assert waits(found)[0] == pytest.approx(0.5 - 0.19, abs=0.04)
 
 
-def test_a_verdict_is_counted_with_its_time() -> None:
-    async def scenario() -> None:
-        bench = Bench(Network(0.7, 0.2))
-        assert await bench.finished() == 0.7
-        assert await bench.finished() == 0.2
-        assert bench.verdicts == ["finished", "unfinished"]
-        assert len(bench.seconds) == 2
-
-    asyncio.run(scenario())
+async def test_a_verdict_is_counted_with_its_time() -> None:
+    bench = Bench(Network(0.7, 0.2))
+    assert await bench.finished() == 0.7
+    assert await bench.finished() == 0.2
+    assert bench.verdicts == ["finished", "unfinished"]
+    assert len(bench.seconds) == 2
 
 
-def test_a_slow_network_is_not_waited_for_and_nothing_queues_behind_it(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_waits_for_a_slow_network(caplog: Log, monkeypatch: Patch) -> None:
     monkeypatch.setattr(end, "LATE_S", 0.05)
-
-    async def scenario() -> None:
-        network = Network(0.9)
-        network.free.clear()
-        bench = Bench(network)
-        for _ in range(3):
-            assert await bench.finished() is None
-        assert bench.verdicts == ["late"] * 3
-        monkeypatch.setattr(end, "LATE_S", 30.0)
-        waiting = asyncio.create_task(bench.finished())
-        network.free.set()
-        assert await waiting == 0.9
-        # The first, which could not be stopped, and the last: those between were never begun.
-        assert len(network.heard) == 2
-
-    asyncio.run(scenario())
+    network = Network(0.9)
+    network.free.clear()
+    bench = Bench(network)
+    for _ in range(3):
+        assert await bench.finished() is None
+    assert bench.verdicts == ["late"] * 3
+    monkeypatch.setattr(end, "LATE_S", 30.0)
+    waiting = asyncio.create_task(bench.finished())
+    network.free.set()
+    assert await waiting == 0.9
+    # The first, which could not be stopped, and the last: those between were never begun.
+    assert len(network.heard) == 2
     assert "was not heard in 0.1 s: silence ends it" in caplog.text
 
 
-def test_of_many_pauses_at_once_some_are_not_heard() -> None:
-    async def scenario() -> None:
-        network = Network(0.9)
-        network.free.clear()
-        bench = Bench(network)
-        waiting = [asyncio.create_task(bench.finished(str(client))) for client in range(end.MAX_WAITING)]
-        await asyncio.sleep(0)
-        assert await bench.finished() is None
-        assert bench.verdicts == ["busy"]
-        network.free.set()
-        assert await asyncio.gather(*waiting) == [0.9] * end.MAX_WAITING
-
-    asyncio.run(scenario())
+async def test_of_many_pauses_at_once_some_are_not_heard() -> None:
+    network = Network(0.9)
+    network.free.clear()
+    bench = Bench(network)
+    waiting = [asyncio.create_task(bench.finished(str(client))) for client in range(end.MAX_WAITING)]
+    await asyncio.sleep(0)
+    assert await bench.finished() is None
+    assert bench.verdicts == ["busy"]
+    network.free.set()
+    assert await asyncio.gather(*waiting) == [0.9] * end.MAX_WAITING
 
 
-def test_a_network_that_fails_is_told_of_and_done_without(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_network_that_fails_is_told_of_and_done_without(caplog: Log) -> None:
     bench = Bench(Broken())
     assert asyncio.run(bench.finished()) is None
     assert bench.verdicts == ["failed"]
@@ -242,15 +229,13 @@ def test_without_its_package_there_are_no_sessions(tmp_path: Path) -> None:
         Sessions(context)
 
 
-def test_weights_that_are_nowhere(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_that_are_nowhere(monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.turns.smart_turn._DISTRIBUTION", "no-such-distribution")
     with pytest.raises(ConfigError, match="pip install --no-deps no-such-distribution"):
         installed_weights()
 
 
-async def test_a_session_says_which_and_answers_at_once(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_session_says_which_and_answers_at_once(configure: Configure, monkeypatch: Patch) -> None:
     network = Network(0.9)
     monkeypatch.setattr("gateway.http.realtime.endpoint.SmartTurn", lambda _: network)
 
@@ -260,7 +245,7 @@ async def test_a_session_says_which_and_answers_at_once(
         assert not hasattr(await detect(c, {"type": "server_vad"}), "end_of_turn")
         await detect(c, {"type": "semantic_vad"})
         # Too short a silence to end it otherwise.
-        await say(c, said(SENTENCES[0], 0.3))
+        await append(c, said(SENTENCES[0], 0.3))
         assert (await take(c, "response.done"))[-1].response.status == "completed"
         assert await b.metric('omnirelay_turn_ends_heard_total{verdict="finished"}') == 1
 

@@ -29,9 +29,7 @@ def escaped(text: str, positions: set[int]) -> str:
     st.sets(st.integers(0, 80)),
     st.integers(3, 12),
 )
-def test_base64_comes_out_whole(
-    content: bytes, header: str, padded: bool, positions: set[int], piece: int
-) -> None:
+def test_base64_is_whole(content: bytes, header: str, padded: bool, positions: set[int], piece: int) -> None:
     payload = base64.b64encode(content).decode()
     payload = escaped(payload if padded else payload.rstrip("="), positions)
     with mock.patch.object(urls, "PIECE_CHARACTERS", piece):
@@ -71,18 +69,6 @@ def test_too_many_escapes_are_refused_before_they_are_decoded() -> None:
         pytest.raises(MediaTooLargeError, match="100 %-escapes, at most 99 are taken: write it in base64"),
     ):
         decode_data_url("image 1", url, 1000)
-
-
-@given(st.text(max_size=80), st.integers(3, 12))
-def test_any_other_text_is_refused_in_words(text: str, piece: int) -> None:
-    with mock.patch.object(urls, "PIECE_CHARACTERS", piece):
-        for url in (f"data:{text}", f"data:;base64,{text}"):
-            said = "audio 2: "
-            try:
-                decode_data_url("audio 2", url, 200)
-            except MediaError as error:
-                said = str(error)
-            assert said.startswith("audio 2: ")
 
 
 @pytest.mark.parametrize(
@@ -163,55 +149,19 @@ def test_what_could_be_read_in_two_ways_is_refused(url: str) -> None:
 def test_hosts_of_the_configuration() -> None:
     assert parse_host("Media.Example.com") == ("media.example.com", 443)
     assert parse_host("media.example.com:8443") == ("media.example.com", 8443)
-    for wrong in (
-        "",
-        "https://example.com",
-        "example.com/x",
-        "*.example.com",
-        "a b",
-        "example.com:99999",
-        "[::1]",
-    ):
-        assert parse_host(wrong) is None
+    wrong = ("https://example.com", "example.com/x", "*.example.com", "example.com:99999", "[::1]")
+    assert [parse_host(each) for each in ("", "a b", *wrong)] == [None] * 7
 
 
-@pytest.mark.parametrize(
-    "address",
-    [
-        "127.0.0.1",
-        "127.8.8.8",
-        "0.0.0.0",  # noqa: S104 - not bound to
-        "0.1.2.3",
-        "10.1.2.3",
-        "172.16.0.1",
-        "192.168.1.1",
-        "100.64.0.1",
-        "169.254.169.254",
-        "192.0.0.8",
-        "198.18.0.1",
-        "224.0.0.1",
-        "240.0.0.1",
-        "255.255.255.255",
-        "::",
-        "::1",
-        "::127.0.0.1",
-        "fe80::1",
-        "fe80::1%eth0",
-        "fc00::1",
-        "fec0::1",
-        "ff02::1",
-        "2001:db8::1",
-        "3fff::1",
-        "::ffff:127.0.0.1",
-        "::ffff:10.0.0.1",
-        "::ffff:169.254.169.254",
-        "64:ff9b::7f00:1",
-        "64:ff9b::10.0.0.1",
-        "2002:7f00:1::",
-        "2002:0a00:0001::1",
-        "2001:0:4136:e378:8000:63bf:f5ff:fffe",
-    ],
-)
+PRIVATE = """
+127.0.0.1 127.8.8.8 0.0.0.0 0.1.2.3 10.1.2.3 172.16.0.1 192.168.1.1 100.64.0.1 169.254.169.254 192.0.0.8
+198.18.0.1 224.0.0.1 240.0.0.1 255.255.255.255 :: ::1 ::127.0.0.1 fe80::1 fe80::1%eth0 fc00::1 fec0::1 ff02::1
+2001:db8::1 3fff::1 ::ffff:127.0.0.1 ::ffff:10.0.0.1 ::ffff:169.254.169.254 64:ff9b::7f00:1 64:ff9b::10.0.0.1
+2002:7f00:1:: 2002:0a00:0001::1 2001:0:4136:e378:8000:63bf:f5ff:fffe
+"""
+
+
+@pytest.mark.parametrize("address", PRIVATE.split())
 def test_addresses_that_are_not_public(address: str) -> None:
     assert not is_public(address)
 

@@ -3,39 +3,30 @@
 Run by ``make test-monitoring``: Debian's package ``prometheus`` must be installed.
 """
 
-import os
 import re
 import subprocess
-import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
 import zmq
-from PIL import Image
 
 from shared.messages import STAGES
 from shared.transport.wire import VERSION_BYTE
-from tests.monitoring.conftest import KEYS
 from tests.shared.support import wait_until
-from tests.support.dashboard import Series, draw, name_of
 from tests.support.http import get
-from tests.support.monitoring import RULES, Query, alerts, dashboard, panel_queries, panels
-from tests.support.prometheus import Prometheus
+from tests.support.monitoring import RULES, Prometheus, Query, alerts, panel_queries
 from tests.support.stack import RunningStack
-from tests.support.traffic import MIXED, Traffic
+from tests.support.traffic import Traffic
 
 pytestmark = pytest.mark.monitoring
 
 WINDOW = "15s"
 """What stands for Grafana's ``$__rate_interval``: several scrapes."""
 PANELS = list(panel_queries())
-PICTURE = os.environ.get("DASHBOARD_PICTURE")
 SCALING = Path(__file__).parents[2] / "deploy/kubernetes/components/keda/scaling.yaml"
 SCALED: list[dict[str, Any]] = list(yaml.safe_load_all(SCALING.read_text(encoding="utf-8")))
-SHOWN_S = 180.0
-"""How long the load on the picture lasts, if one is asked for."""
 
 
 def run(*command: str, told: str = "") -> None:
@@ -86,11 +77,7 @@ def test_every_rule_is_evaluated_without_an_error(prometheus: Prometheus) -> Non
     assert len(prometheus.rules()) == len(alerts())
 
 
-@pytest.mark.parametrize(
-    "query",
-    PANELS,
-    ids=lambda query: f"{query.owner}: {query.text}"[:90],
-)
+@pytest.mark.parametrize("query", PANELS, ids=lambda query: f"{query.owner}: {query.text}"[:90])
 def test_a_panel_has_data(prometheus: Prometheus, traffic: Traffic, query: Query) -> None:
     text = query.text.replace("$__rate_interval", WINDOW)
     wait_until(lambda: prometheus.values(text) != [])
@@ -108,36 +95,6 @@ def test_a_panel_has_data(prometheus: Prometheus, traffic: Traffic, query: Query
 )
 def test_traffic_is_seen_where_it_should_be(prometheus: Prometheus, traffic: Traffic, metric: str) -> None:
     wait_until(lambda: prometheus.values(f"rate({metric}[{WINDOW}]) > 0") != [])
-
-
-def test_the_dashboard_can_be_drawn(
-    prometheus: Prometheus, stack: RunningStack, traffic: Traffic, tmp_path: Path
-) -> None:
-    shown_s = SHOWN_S if PICTURE else 10.0
-    if PICTURE:
-        keys = [KEYS[name] for name in ("web", "app", "guest")]
-        with Traffic(stack.address, MIXED, clients=5, after_s=SHOWN_S / 10, until_s=SHOWN_S, keys=keys):
-            time.sleep(SHOWN_S)
-    end = time.time()
-    data = {
-        panel["id"]: [
-            Series(
-                name_of(target["legendFormat"], found["metric"]),
-                [at - end + shown_s for at, _ in found["values"]],
-                [float(value) for _, value in found["values"]],
-            )
-            for target in panel["targets"]
-            for found in prometheus.query_range(
-                target["expr"].replace("$__rate_interval", WINDOW), end - shown_s, end
-            )
-        ]
-        for panel in panels()
-    }
-    assert all(data.values())
-    path = Path(PICTURE) if PICTURE else tmp_path / "dashboard.png"
-    draw(dashboard(), data, shown_s, path)
-    with Image.open(path) as picture:
-        assert picture.width > 1000
 
 
 def test_a_message_that_no_stage_believes_raises_its_alert_and_no_other(

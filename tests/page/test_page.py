@@ -76,11 +76,16 @@ async def report_of(url: str, request: str) -> dict[str, Any]:
         return report
 
 
-async def drop(page: Page, path: Path) -> None:
+async def offer(page: Page, path: Path) -> None:
+    """Drop a file that need not be taken."""
     x, y = await page.place("main")
     data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
     for kind in ("dragEnter", "dragOver", "drop"):
         await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+
+async def drop(page: Page, path: Path) -> None:
+    await offer(page, path)
     await page.until("document.querySelector('#files li') !== null")
 
 
@@ -275,33 +280,6 @@ async def test_the_keyboard_is_enough(opened: Open, url: str) -> None:
         await page.key("keyUp", "F2")
         await page.until("document.getElementById('recording').hidden")
         assert await page.js("document.querySelectorAll('.user').length") == 2
-
-
-async def test_errors_are_told_in_words_and_do_not_last(opened: Open, url: str, tmp_path: Path) -> None:
-    async with opened() as page:
-        broken = tmp_path / "broken.wav"
-        broken.write_bytes(b"this is no recording")
-        await drop(page, broken)
-        await page.click("#send")
-        facts = await said(page)
-        assert facts["state"] == "failed"
-        told = await page.js(f"{ANSWER}.querySelector('[role=alert]').textContent")
-        assert told.startswith("audio 1")
-        notes = tmp_path / "notes.txt"
-        notes.write_text("words", encoding="utf-8")
-        x, y = await page.place("main")
-        data = {"items": [], "files": [str(notes)], "dragOperationsMask": 1}
-        for kind in ("dragEnter", "dragOver", "drop"):
-            await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
-        await page.until("document.getElementById('notice').textContent.includes('notes.txt')")
-        await page.click("#text")
-        await page.write("And without it?")
-        assert await page.js("document.getElementById('notice').hidden")
-        await page.press("Enter")
-        await page.until("document.querySelectorAll('.assistant').length === 2")
-        await check_spoken(page, url)
-        # The answer's status was 400, which browsers log.
-        page.problems = [each for each in page.problems if "400" not in each]
 
 
 def test_nobody_may_frame_or_extend_the_page(url: str) -> None:

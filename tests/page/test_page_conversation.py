@@ -17,7 +17,7 @@ from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speak, speaking
 from tests.gateway.test_say import said
 from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, IDLE, READY, drop
+from tests.page.test_page import ANSWER, IDLE, READY, drop, offer
 
 pytestmark = pytest.mark.page
 
@@ -148,6 +148,57 @@ async def test_earlier_conversations_are_listed_opened_and_deleted(before: Befor
         assert not await page.js("document.getElementById('menu').open")
 
 
+STORE = """(async () => {
+    const { Store } = await import(new URL("store.js", document.querySelector("script[type=module]").src));
+    const asked = (order, words) => ({ order, words, files: [], answer: null });
+    const words = async (store) => (await store.load()).map((each) => each.words).join();
+    %s
+})()"""
+
+
+async def test_two_tabs_with_one_conversation_do_not_overwrite_each_other(before: Before) -> None:
+    """As where a tab was duplicated: both have its session storage."""
+    tabs = """
+    const one = await Store.open();
+    await one.save(asked(0, "First"));
+    const two = await Store.open();
+    await two.load();
+    await one.save(asked(1, "One"));
+    await two.save(asked(1, "Two"));
+    await two.save(asked(2, "Two more"));
+    await one.save(asked(2, "One more"));
+    return [await words(one), await words(two), (await one.list()).length, one.current !== two.current];
+    """
+    async with before() as (_, page):
+        assert await page.js(STORE % tabs) == ["First,One,One more", "First,Two,Two more", 2, True]
+
+
+async def test_pages_of_different_versions_do_not_wait_for_each_other(before: Before) -> None:
+    newer = """
+    await words(await Store.open()); // as the page does before
+    const opening = indexedDB.open("omnirelay", 3);
+    const opened = await new Promise((done) => {
+        opening.onblocked = () => done("blocked");
+        opening.onsuccess = () => done("opened");
+    });
+    // The page's menu opens without its conversations.
+    document.getElementById("menu-open").click();
+    return opened;
+    """
+    older = """
+    const done = (request) => new Promise((resolve) => (request.onsuccess = resolve));
+    await done(indexedDB.deleteDatabase("omnirelay"));
+    await done(indexedDB.open("omnirelay", 1));
+    return String(await Store.open());
+    """
+    async with before() as (b, page):
+        assert await page.js(STORE % newer) == "opened"
+        await page.until("document.getElementById('menu').open")
+        await page.open(b.url)
+        await page.until(READY)
+        assert await page.js(STORE % older) == "null"
+
+
 async def test_instructions_precede_every_conversation(before: Before) -> None:
     async with before() as (b, page):
         await text_only(page)
@@ -270,9 +321,12 @@ async def test_files_are_checked_before_they_are_uploaded(
         Image.fromarray(pixels).save(large)
         broken = tmp_path / "photo.heic.png"
         broken.write_bytes(b"this is no picture")
+        notes = tmp_path / "notes.txt"
+        notes.write_text("words", encoding="utf-8")
         for path, words in (
             (large, "“noise.png” has 0.8 MiB; a file may have 0.2"),
             (broken, "Save it as"),
+            (notes, "notes.txt"),
         ):
             await offer(page, path)
             await page.until(f"{NOTICE}.includes({words!r})")
@@ -432,11 +486,3 @@ async def test_a_long_conversation_keeps_no_memory_after_new(before: Before) -> 
         # Less than what one of the twelve exchanges since comes to.
         assert sizes[2][0] <= sizes[0][0] + 50
         assert sizes[2][1] <= sizes[0][1] + 5
-
-
-async def offer(page: Page, path: Path) -> None:
-    """Drop a file that need not be taken."""
-    x, y = await page.place("main")
-    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
-    for kind in ("dragEnter", "dragOver", "drop"):
-        await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)

@@ -13,6 +13,7 @@ import pytest
 import soundfile
 from PIL import Image
 
+from services.thinker.media.decoded import Samples
 from shared.messages import MediaItem, MediaKind
 from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
@@ -52,16 +53,25 @@ def sentence(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @asynccontextmanager
-async def talking(folder: Path, microphone: Path, **gateway: Any) -> AsyncIterator[tuple[HttpBench, Page]]:
-    """The page of a gateway that answers everything, with a conversation begun."""
+async def opened(
+    folder: Path, microphone: Path, speech: Samples = SPEECH, **gateway: Any
+) -> AsyncIterator[tuple[HttpBench, Page]]:
+    """The page of a gateway that answers everything."""
     config = make_config(make_checkpoint_dir(folder / "checkpoint"), http_gateway(**gateway))
-    async with http_bench(config) as b, speaking(b, ANSWERED, [SPEECH]), browser(folder, microphone) as page:
+    async with http_bench(config) as b, speaking(b, ANSWERED, [speech]), browser(folder, microphone) as page:
         await page.open(b.url)
         await page.until(READY)
+        yield b, page
+        assert page.problems == []
+
+
+@asynccontextmanager
+async def talking(folder: Path, microphone: Path, **gateway: Any) -> AsyncIterator[tuple[HttpBench, Page]]:
+    """And with a conversation begun."""
+    async with opened(folder, microphone, **gateway) as (b, page):
         await page.js(NOTE_STATES)
         await page.click("#live")
         yield b, page
-        assert page.problems == []
 
 
 @pytest.mark.parametrize("kind", ["webrtc", "websocket"])
@@ -96,13 +106,7 @@ async def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path,
 
 
 async def test_it_listens_again_after_an_answer_and_escape_ends_it(sentence: Path, tmp_path: Path) -> None:
-    config = make_config(make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway())
-    async with (
-        http_bench(config) as b,
-        browser(tmp_path, sentence) as page,
-        speaking(b, ANSWERED, [SPEECH[:9000]]),
-    ):
-        await page.open(b.url)
+    async with opened(tmp_path, sentence, SPEECH[:9000]) as (b, page):
         await page.js("localStorage.setItem('omnirelay-instructions', 'Answer in one word.')")
         await page.open(b.url)
         await page.until(READY)
@@ -114,14 +118,10 @@ async def test_it_listens_again_after_an_answer_and_escape_ends_it(sentence: Pat
         assert "Answer in one word." in said_to
         await page.press("Escape")
         await page.until("document.getElementById('live-panel').hidden")
-        assert page.problems == []
 
 
 async def test_a_second_click_opens_no_second_microphone(sentence: Path, tmp_path: Path) -> None:
-    config = make_config(make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway())
-    async with http_bench(config) as b, browser(tmp_path, sentence) as page:
-        await page.open(b.url)
-        await page.until(READY)
+    async with opened(tmp_path, sentence) as (_, page):
         await page.js("""
             window.tracks = [];
             const { mediaDevices } = navigator, open = mediaDevices.getUserMedia.bind(mediaDevices);
@@ -138,7 +138,6 @@ async def test_a_second_click_opens_no_second_microphone(sentence: Path, tmp_pat
         # Another conversation may begin.
         await page.click("#live")
         await page.until(f"{LIVE}.dataset.link === 'websocket' && tracks.length === 2")
-        assert page.problems == []
 
 
 async def asked(b: HttpBench, kind: MediaKind) -> MediaItem:
@@ -220,11 +219,8 @@ CALL = """(async () => {
 async def test_a_call_that_offers_video_is_one_of_audio(
     kinds: tuple[str, str], sentence: Path, tmp_path: Path
 ) -> None:
-    config = make_config(make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway(webrtc={"enabled": True}))
-    async with http_bench(config) as b, browser(tmp_path, sentence) as page:
-        await page.open(b.url)
+    async with opened(tmp_path, sentence, webrtc={"enabled": True}) as (_, page):
         called = await page.js(CALL.replace("KINDS", str(list(kinds))))
         assert called["event"] == "session.created"
         assert [each[2:7] for each in called["media"][:2]] == list(kinds)
         assert "m=video 0" in called["media"]
-        assert page.problems == []

@@ -4,14 +4,21 @@ import asyncio
 from pathlib import Path
 
 import pytest
+import torch
+from transformers import Qwen2_5OmniConfig
 
 from benchmarks.adapters.omnirelay import OmniRelay
+from benchmarks.gpu.bare import synthesize, synthesizer_of
+from benchmarks.gpu.reference import load_token2wav
 from benchmarks.quality.__main__ import Listening
 from benchmarks.quality.answers import SpokenReply, ask_all
 from benchmarks.quality.requests import Asked, held_out_requests
 from labs.training.measure.recognizer import word_errors
+from services.families.qwen2_5_omni.token2wav.dit import HalfLinear
+from services.token2wav.synthesis import SynthesisChunk
 from tests.support.quantised import quantise
 from tests.support.restarting import RestartingStack
+from tests.token2wav.test_t2w_sound import CODES
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(900)]
 
@@ -34,11 +41,11 @@ def plain(stack: RestartingStack, asked: list[Asked]) -> list[SpokenReply]:
     return asyncio.run(ask_all(stack.address, asked, clients=4))
 
 
-@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 async def test_half_precision_speaks_as_float32_does(
-    speaking_checkpoint: Path, plain: list[SpokenReply], asked: list[Asked], dtype: str
+    speaking_checkpoint: Path, plain: list[SpokenReply], asked: list[Asked]
 ) -> None:
-    engine = {"engine": {"dtype": dtype}}
+    """In float16, too: the stack of a quantised thinker below."""
+    engine = {"engine": {"dtype": "bfloat16"}}
     async with OmniRelay(speaking_checkpoint, {"stages": {"thinker": engine, "talker": engine}}) as server:
         check(await ask_all(server.address, asked, clients=4), plain)
 
@@ -56,6 +63,23 @@ async def test_a_thinker_of_four_bits_speaks_as_a_plain_one_does(
     quantise(speaking_checkpoint, kind, tmp_path / kind, dtype=dtype)
     async with OmniRelay(tmp_path / kind) as server:
         check(await ask_all(server.address, asked, clients=4), plain)
+
+
+@torch.inference_mode()
+def test_products_in_bfloat16_say_the_same_words(speaking_checkpoint: Path) -> None:
+    """token2wav's, which are computed so on GPUs alone."""
+    config = Qwen2_5OmniConfig.from_pretrained(speaking_checkpoint).token2wav_config
+    tensors = load_token2wav(config, speaking_checkpoint).state_dict()
+    hear, heard = Listening().hear, []
+    for projection in (torch.nn.Linear, HalfLinear):
+        made = synthesizer_of(config, speaking_checkpoint, tensors, torch.device("cpu"), projection)
+        frames = len(CODES) * config.dit_config.repeats
+        chunk = SynthesisChunk(
+            codes=tuple(CODES), start=0, target_end=frames, seed=1, speaker="Ethan", is_last=True
+        )
+        heard.append(hear(synthesize(made, chunk).numpy()))
+    print(heard)
+    assert all(word_errors("eighteen minus four is fourteen", each) <= 1 for each in heard)
 
 
 def check(replies: list[SpokenReply], plain: list[SpokenReply]) -> None:

@@ -10,7 +10,8 @@ from benchmarks.quality.__main__ import Listening
 from benchmarks.quality.answers import ask_all, collected, request
 from benchmarks.quality.requests import held_out_requests
 from labs.training.measure.recognizer import word_error_rate
-from omnirelay import AsyncClient, AudioEvent, DoneEvent, TextEvent
+from omnirelay import AsyncClient, AudioEvent
+from omnirelay.client.types import ChatEvent
 from tests.support.processes import wait_until
 from tests.support.restarting import RestartingStack
 
@@ -18,8 +19,6 @@ pytestmark = [pytest.mark.quality, pytest.mark.timeout(600)]
 
 COUNT = 2
 WORD_ERRORS = 0.1
-
-Events = AsyncIterable[TextEvent | AudioEvent | DoneEvent]
 
 
 @pytest.mark.parametrize("victim", ["talker", "token2wav"])
@@ -29,7 +28,7 @@ async def test_a_killed_stage_is_not_heard(stack: RestartingStack, victim: str) 
     deaths = len(stack.deaths)
     speaking = asyncio.Event()
 
-    async def until_speech(events: Events) -> AsyncIterator[TextEvent | AudioEvent | DoneEvent]:
+    async def until_speech(events: AsyncIterable[ChatEvent]) -> AsyncIterator[ChatEvent]:
         async for event in events:
             if isinstance(event, AudioEvent):
                 speaking.set()

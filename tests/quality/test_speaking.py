@@ -36,7 +36,7 @@ pytestmark = [pytest.mark.quality, pytest.mark.timeout(1200)]
 async def test_answers_are_right_and_intelligible(speaking_checkpoint: Path) -> None:
     requests = held_out_requests(COUNT)
     found = await measure(speaking_checkpoint, requests, clients=4, listening=Listening())
-    print(table({"omnirelay": found}))
+    print(table(found))
     names = {figure.name for figure in found}
     assert {f"word error: streamed, {voice}" for voice in VOICES} <= names
     assert names >= REACHED.keys() | WORD_ERROR.keys()

@@ -2,7 +2,6 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -12,7 +11,7 @@ from checkpoint.qwen3_omni import write_qwen3_omni
 from services.families.qwen3_omni.thinker.family import THINKER
 from tests.qwen3_omni.tiny import Reference
 from tests.support.edges import MakeEdge
-from tests.support.thinking import ThinkerRig
+from tests.support.thinking import MakeThinker, ThinkerRig, fresh, kept_thinkers
 
 
 @pytest.fixture(scope="session")
@@ -36,46 +35,18 @@ def experts() -> None:
         parallel_state._EP = group
 
 
-def fresh(rig: ThinkerRig) -> Iterator[ThinkerRig]:
-    rig.forget()
-    yield rig
-    for request_id in rig.service.active_requests():
-        rig.service.abort(request_id)
-
-
 @pytest.fixture(scope="session")
-def engines() -> Iterator[list[ThinkerRig]]:
-    """Keeps what a test has made: an engine that is collected takes vLLM's process groups with it."""
-    kept: list[ThinkerRig] = []
-    yield kept
-    for rig in kept:
-        rig.service._grammars.close()
-        rig.service._preparer.close()
-
-
-@pytest.fixture(scope="session")
-def _thinker(experts: None, checkpoint: Path, make_edge: MakeEdge) -> Iterator[ThinkerRig]:
-    rig = ThinkerRig(checkpoint, make_edge, family=THINKER, max_model_len=1024)
-    yield rig
-    rig.service._grammars.close()
-    rig.service._preparer.close()
+def make_thinker(experts: None, make_edge: MakeEdge) -> Iterator[MakeThinker]:
+    """Gives the session's thinker of a kind."""
+    yield from kept_thinkers(make_edge, family=THINKER, max_model_len=1024)
 
 
 @pytest.fixture
-def thinker(_thinker: ThinkerRig) -> Iterator[ThinkerRig]:
-    yield from fresh(_thinker)
-
-
-@pytest.fixture(scope="session")
-def _chunked(experts: None, checkpoint: Path, make_edge: MakeEdge) -> Iterator[ThinkerRig]:
-    pieces: Any = {"block_size": 32, "max_num_batched_tokens": 48}
-    rig = ThinkerRig(checkpoint, make_edge, family=THINKER, max_model_len=1024, **pieces)
-    yield rig
-    rig.service._grammars.close()
-    rig.service._preparer.close()
+def thinker(checkpoint: Path, make_thinker: MakeThinker) -> Iterator[ThinkerRig]:
+    yield from fresh(make_thinker(checkpoint))
 
 
 @pytest.fixture
-def chunked(_chunked: ThinkerRig) -> Iterator[ThinkerRig]:
+def chunked(checkpoint: Path, make_thinker: MakeThinker) -> Iterator[ThinkerRig]:
     """A thinker that computes at most 48 tokens in a step."""
-    yield from fresh(_chunked)
+    yield from fresh(make_thinker(checkpoint, block_size=32, max_num_batched_tokens=48))

@@ -10,7 +10,6 @@ import openai
 import pytest
 
 from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart
-from omnirelay.cli.main import main
 from tests.stack.test_realtime import PUSH_TO_TALK, computed_early, nothing_held, take
 from tests.support.http import Readings, get
 from tests.support.media import encode_audio, picture, speech
@@ -120,15 +119,3 @@ async def test_speech_of_a_text(ai: Any) -> None:
         model="omnirelay", voice="chelsie", input="Hello there.", response_format="pcm"
     )
     assert len(answer.content) > 2 * FRAME
-
-
-def test_batches_and_the_command_line(stack: RunningStack, tmp_path: Path, capsys: Any) -> None:
-    gateway = ["--gateway", stack.config["gateway"]["listen"]]
-    (tmp_path / "in.jsonl").write_text('{"text": "Hello"}\n{"say": "Hello"}\n')
-    out = tmp_path / "out"
-    assert main(["batch", str(tmp_path / "in.jsonl"), "--out", str(out), *gateway]) == 0
-    assert main(["say", "Hello", "--out", str(tmp_path / "said.wav"), *gateway]) == 0
-    assert (tmp_path / "said.wav").read_bytes()[:4] == b"RIFF"
-    assert main(["chat", "Hello", "--text-only", *gateway]) == 0
-    assert main(["status", *gateway]) == 0
-    assert "ready" in capsys.readouterr().out

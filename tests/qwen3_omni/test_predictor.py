@@ -15,7 +15,7 @@ from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
 from services.families.qwen3_omni.talker.predictor import TOP_K, TOP_P, CodePredictor, pick
-from tests.support.lint import step_of
+from tests.support.steps import step_of
 from tests.support.thinking import ThinkerRig
 
 SHAPES: dict[str, dict[str, Any]] = {

@@ -11,6 +11,7 @@ import pytest
 
 from checkpoint.qwen3_omni import TINY, write_qwen3_omni
 from omnirelay import AudioEvent, Client, DoneEvent, GenerateRequest, SamplingOverrides, TextEvent
+from omnirelay.errors import UnknownSpeakerError
 from shared.messages import STAGES
 from tests.qwen3_omni.tiny import Reference, prompt_of
 from tests.support.http import get
@@ -31,12 +32,9 @@ WIDE = replace(TINY, text={**TINY.text, **EXPERTS}, talker={**TINY.talker, **EXP
 
 @contextmanager
 def served(directory: Path, place: Path, **keys: Any) -> Iterator[Processes]:
-    config = make_config(directory, gateway={"resume_wait_s": 120.0}, **keys)
+    config = make_config(directory, **keys)
     with Processes(config, place) as running:
-        for name in ("gateway", *STAGES):
-            running.start(name)
-        wait_until(running.ready, "the stages are ready")
-        yield running
+        yield running.start_all()
 
 
 @pytest.fixture(scope="module")
@@ -52,6 +50,17 @@ def test_an_answer_is_the_references(processes: Processes, reference: Reference,
     resumed = [each.labels["stage"] for each in told.samples if each.value]
     assert victim is None or victim in resumed
     wait_until(processes.ready, "the stages are ready again")
+
+
+def test_the_gateway_learns_of_the_family_from_its_stages(processes: Processes) -> None:
+    with Client(processes.address) as client:
+        limits = {stage.name: stage.limits for stage in client.status().stages}
+        codec = limits["talker"].codec
+        assert codec is not None
+        assert (codec.frame_samples, codec.groups) == (1920, TINY.groups)
+        assert limits["token2wav"].speakers == ["aiden", "chelsie", "ethan"]
+        with pytest.raises(UnknownSpeakerError, match="aiden, chelsie, ethan"):
+            client.chat(GenerateRequest(prompt_token_ids=prompt_of(40, 41), speaker="Ada")).result()
 
 
 def test_an_answer_of_two_workers_each_is_the_references(tmp_path: Path) -> None:

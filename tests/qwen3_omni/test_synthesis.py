@@ -6,21 +6,21 @@ from pathlib import Path
 import pytest
 import torch
 
-from omnirelay.errors import CheckpointError, InvalidRequestError
-from services.families.qwen3_omni.code2wav.family import TOKEN2WAV, voices
-from services.token2wav.chunks import ChunkingConfig
+from omnirelay.errors import CheckpointError
+from services.families.qwen3_omni.code2wav.family import TOKEN2WAV
+from services.families.qwen3_omni.files import voices
 from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.stream import AudioStream, VoiceSettings
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.stream import AudioStream
+from shared.config import SynthesisConfig
 from tests.qwen3_omni.tiny import CODES, GROUPS, Reference
-from tests.token2wav.support import run_all
+from tests.token2wav.support import config_of, run_all, spoken
 
 TOLERANCE = 1e-4
 
 
 @pytest.fixture(scope="session")
 def engine(checkpoint: Path) -> SynthesisEngine:
-    return build_token2wav(TOKEN2WAV, checkpoint, max_batch_frames=1, max_num_seqs=4, max_vocoder_frames=45)
+    return build_token2wav(TOKEN2WAV, checkpoint, config_of(1, 45, batch=4))
 
 
 def frames_of(count: int, seed: int) -> torch.Tensor:
@@ -35,7 +35,7 @@ def whole(reference: Reference, frames: torch.Tensor) -> torch.Tensor:
 
 
 def stream_of(sizes: Sequence[int], engine: SynthesisEngine) -> AudioStream:
-    return AudioStream(VoiceSettings(seed=1, speaker="ethan"), ChunkingConfig(), engine.geometry, sizes)
+    return AudioStream(spoken(1, sizes, "ethan"), SynthesisConfig(), engine.geometry)
 
 
 @pytest.mark.parametrize("sizes", [(), (1,), (1, 2, 8), (7, 3)], ids=str)
@@ -67,9 +67,7 @@ def test_a_chunk_that_is_wanted_for_what_it_leaves_alone(
     engine: SynthesisEngine, reference: Reference
 ) -> None:
     frames = frames_of(12, 5)
-    stream = AudioStream(
-        VoiceSettings(seed=1, speaker="ethan"), ChunkingConfig(), engine.geometry, (4,), delivered=(4, 4)
-    )
+    stream = AudioStream(spoken(1, (4,), "ethan"), SynthesisConfig(), engine.geometry, delivered=(4, 4))
     stream.extend(frames.flatten().tolist())
     stream.end()
     made = []
@@ -86,12 +84,6 @@ def test_a_chunk_that_is_wanted_for_what_it_leaves_alone(
     last = torch.cat(made)
     torch.testing.assert_close(last, expected[len(expected) - len(last) :], atol=TOLERANCE, rtol=0)
     assert len(last) == 4 * engine.geometry.unit_samples
-
-
-def test_a_target_beyond_its_ids_is_refused(engine: SynthesisEngine) -> None:
-    chunk = SynthesisChunk(codes=(1,) * GROUPS, start=0, target_end=2, seed=1, speaker="ethan")
-    with pytest.raises(InvalidRequestError, match=r"not within 0\.\.1"):
-        engine.submit_chunk("long", chunk)
 
 
 def test_voices_are_those_of_the_configuration(checkpoint: Path, tmp_path: Path) -> None:

@@ -1,19 +1,22 @@
-"""The talker of Qwen3-Omni says what transformers' says, in all codebooks, alone and beside others."""
+"""The talker of Qwen3-Omni says what transformers' says; what is computed before stages are ready."""
 
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
 
 from services.families.qwen3_omni.talker.family import TALKER
 from services.talker.service import TalkerService
+from services.talker.warm_up import warm_up as warm_up_talker
+from services.thinker.warm_up import warm_up as warm_up_thinker
 from shared.config import EngineConfig, TalkerConfig
 from shared.messages import CodecDelta, ResumedSpeech, SpeechStart, StageEvent, Token2WavInput
 from tests.qwen3_omni.tiny import GROUPS, Reference, Spoken, prompt_of
 from tests.support.edges import Edge, MakeEdge
 from tests.support.talking import rows_message
-from tests.support.thinking import speech_of
+from tests.support.thinking import ThinkerRig, speech_of
 
 FRAMES = 12
 
@@ -95,3 +98,30 @@ def test_sampled_frames_depend_on_the_seed_alone(talking: Talking, reference: Re
     assert say("again", resume=begun)["again"] == alone[5:]
     other = say("other", seed=8)["other"]
     assert all(any(one[at] != two[at] for one, two in zip(alone, other, strict=True)) for at in range(GROUPS))
+
+
+def model_of(engine: Any) -> Any:
+    return engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.get_model()
+
+
+def test_the_talker_completes_frames(talking: Talking) -> None:
+    engine = talking.service._engine
+    predictor = model_of(engine).code_predictor
+    with mock.patch.object(predictor, "forward", wraps=predictor.forward) as completed:
+        warm_up_talker(engine, talking.service._rules)
+    assert {call.args[0].shape[0] for call in completed.call_args_list} >= {1, 2, 8}
+    assert talking.service._scheduler.requests == {}
+    assert talking.service._scheduler.held_bytes == 0
+
+
+def test_the_thinker_hears_and_sees(thinker: ThinkerRig) -> None:
+    model = model_of(thinker.engine)
+    with (
+        mock.patch.object(model.audio_tower, "forward", wraps=model.audio_tower.forward) as heard,
+        mock.patch.object(model.visual, "forward", wraps=model.visual.forward) as seen,
+    ):
+        warm_up_thinker(thinker.engine, thinker.service._media, thinker.service._end_tokens)
+    assert heard.call_count > 2
+    assert seen.call_count >= 3
+    assert thinker.scheduler.requests == {}
+    assert thinker.steps.free_blocks == thinker.steps.blocks

@@ -1,6 +1,7 @@
 """What Qwen3-Omni's thinker sees and hears: its text, rows and positions are transformers'."""
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -10,9 +11,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch.nn.functional import pad
 from transformers import Qwen3OmniMoeProcessor, WhisperFeatureExtractor
+from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerTextRotaryEmbedding
 
 from checkpoint.qwen3_omni import TINY
-from services.families.qwen3_omni.thinker.media import TokenClock, audio_tokens
+from services.families.codec_decoder import in_sections, interleaved
+from services.families.qwen3_omni.thinker.media import ChunkWindows, TokenClock
 from services.families.qwen_media.spans import Grid, VisualSpan, mrope_positions
 from services.thinker.media.decoded import DecodedAudio
 from shared.messages import ThinkRequest
@@ -21,7 +24,8 @@ from tests.qwen3_omni.tiny import Reference, Spoken
 from tests.support.camera import as_sent, frames, said, video_file
 from tests.support.conversations import Conversation, Item, Processor, asks, examples
 from tests.support.media import encode_audio, speech
-from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+from tests.support.quantised import QUANTISED, quantise
+from tests.support.thinking import MakeThinker, ThinkerRig, request_about, speech_of
 
 IDS = TINY.special_ids
 TEXT = 6
@@ -58,15 +62,8 @@ def named(name: str) -> str:
 
 
 def request_of(name: str, conversation: Conversation, processor: Processor) -> ThinkRequest:
-    return thinker_request(
-        named(name),
-        processor.prompt(conversation),
-        speech=speech_of("ethan"),
-        media=conversation.media,
-        use_audio_in_video=conversation.use_audio_in_video,
-        max_tokens=TEXT,
-        min_tokens=TEXT,
-    )
+    lengths = {"max_tokens": TEXT, "min_tokens": TEXT}
+    return request_about(named(name), conversation, processor, speech=speech_of("ethan"), **lengths)
 
 
 def expected(conversation: Conversation, processor: Processor, reference: Reference) -> Spoken:
@@ -94,9 +91,7 @@ def test_text_and_rows(
 ) -> None:
     thinker.run(request_of(name, examples()[name], processor))
     check(thinker, named(name), answers[name])
-    usage = thinker.texts[named(name)][0].prompt
-    assert usage is not None
-    assert usage.tokens == len(answers[name].prompt)
+    assert thinker.usage(named(name)).tokens == len(answers[name].prompt)
 
 
 def test_all_at_once(thinker: ThinkerRig, processor: Processor, answers: dict[str, Spoken]) -> None:
@@ -113,9 +108,7 @@ def test_steps_that_cut_through_media(
     check(chunked, named(name), answers[name])
     chunked.run(request_of(f"{name} again", examples()[name], processor))
     check(chunked, named(f"{name} again"), answers[name])
-    usage = chunked.texts[named(f"{name} again")][0].prompt
-    assert usage is not None
-    assert usage.cached_tokens >= len(answers[name].prompt) // 64 * 32
+    assert chunked.usage(named(f"{name} again")).cached_tokens >= len(answers[name].prompt) // 64 * 32
 
 
 @pytest.mark.parametrize("seconds", [0.37, 1.0, 7.995, 8.42, 16.0, 17.203])
@@ -151,7 +144,7 @@ def test_a_recording_grows(thinker: ThinkerRig) -> None:
         data = DecodedAudio(np.tile(speech(), 8)[: round(seconds * 16_000)])
         item = rules.prepare("digest", data, "audio 1")
         found[seconds] = [window.digest for window in rules.settled(item).features]
-        assert item.tokens == audio_tokens(round(seconds * 100))
+        assert item.tokens == ChunkWindows.tokens(round(seconds * 100))
     assert [len(digests) for digests in found.values()] == [0, 0, 1, 1]
     assert found[9.5] == found[16.5]
 
@@ -168,7 +161,7 @@ def test_sound_and_pictures_alternate_as_the_references(
         for kind, first, last in clock.interleave(grid, heard)
         for _ in range(last - first)
     ]
-    frames = next(count for count in range(1, 1000) if audio_tokens(count) == heard)
+    frames = next(count for count in range(1, 1000) if ChunkWindows.tokens(count) == heard)
     ids = [
         40,
         41,
@@ -191,3 +184,50 @@ def test_sound_and_pictures_alternate_as_the_references(
     found = mrope_positions(len(ids), [span], clock)
     assert found.tolist() == positions[:, 0].to(torch.int64).tolist()
     assert found.max() + 1 - len(ids) == int(delta)
+
+
+@pytest.mark.parametrize("sections", [[24, 20, 20], [4, 2, 2], [2, 3, 3], [6, 1, 1], [8, 0, 0]])
+@pytest.mark.parametrize("frequencies", [4, 8, 64])
+def test_interleaved_axes_are_the_references(sections: list[int], frequencies: int) -> None:
+    reference: Any = SimpleNamespace(mrope_section=sections)
+    axes = torch.arange(3).view(3, 1, 1, 1).repeat(1, 1, 1, frequencies)
+    chosen = Qwen3OmniMoeThinkerTextRotaryEmbedding.recomposition_frequencies(reference, axes)
+    # Of each frequency transformers keeps a sine's and a cosine's place.
+    assert interleaved(sections, frequencies) == chosen.flatten().tolist()[:frequencies]
+
+
+def test_axes_beside_each_other() -> None:
+    assert in_sections([1, 3, 2]) == [0, 1, 1, 1, 2, 2]
+
+
+@pytest.mark.long
+def test_attention_of_four_bits_gives_the_rows_of_the_weights_it_stands_for(
+    checkpoint: Path,
+    reference: Reference,
+    make_thinker: MakeThinker,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    # With AMX vLLM would quantise what flows through, too, which has an error of its own.
+    monkeypatch.setenv("VLLM_CPU_INT4_W4A8", "0")
+    attention = tuple(name for name in QUANTISED if name[0] in "qkvo")
+    # On CPUs vLLM has no kernel for experts of four bits.
+    others = ["visual", "audio_tower", "mlp"]
+    packed, plain = tmp_path / "packed", tmp_path / "plain"
+    quantise(checkpoint, "awq", packed, plain, parts=attention, modules_to_not_convert=others)
+    # Rows of a recording are hidden states; those of text are functions of token ids.
+    processor, conversation = Qwen3Processor(checkpoint), examples()["audio"]
+    request = request_of("a", conversation, processor)
+    rows = {}
+    for directory in (packed, plain):
+        rig = make_thinker(directory, dtype="bfloat16")
+        rig.run(request)
+        rows[directory] = rig.rows("a")[: len(request.prompt_token_ids)].float()
+    exact, whole = (expected(conversation, processor, each).rows for each in (Reference(plain), reference))
+    prompt = len(rows[plain])
+    rounding, packed_off, whole_off = (
+        float((each[:prompt] - exact[:prompt]).norm()) for each in (rows[plain], rows[packed], whole)
+    )
+    assert packed_off < 2 * rounding
+    # The weights before they were quantised are further off, so the test sees what was loaded.
+    assert whole_off > 2 * rounding

@@ -105,9 +105,8 @@ class EchoService:
         for request_id, messages in list(self.work.items()):
             if messages and request_id not in self.step_failures and not self.gateway.stalls(request_id):
                 message = messages.pop(0)
-                self.gateway.put(
-                    TextDelta(request_id=request_id, seq=message.seq, token_ids=message.token_ids)
-                )
+                delta = TextDelta(request_id=request_id, seq=message.seq, token_ids=message.token_ids)
+                self.gateway.put(delta)
                 if message.last:
                     del self.work[request_id]
                     self.traces.completed(request_id, {})
@@ -151,8 +150,9 @@ class Harness:
         orphan_timeout_s: float = 5.0,
         drain_s: float = 10.0,
         window_bytes: int = DEFAULT_WINDOW_BYTES,
+        service: EchoService | None = None,
     ) -> None:
-        self.service = EchoService()
+        self.service = service or EchoService()
         self.context = context
         self.router = context.socket(zmq.ROUTER)
         self.router.bind(ANY_PORT)
@@ -174,13 +174,15 @@ class Harness:
         link = GatewayLink(self._control, self.heart, self.gateway, orphan_timeout_s)
         self.service.gateway = GatewayQueues(self.gateway.sending, [link])
         self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.service.gateway)
+        # Nobody listens there, so that what is put waits.
+        self.absent = PushQueue[Any](context, free_address(), sending(max_backlog_bytes=1000))
         self.loop = CountingLoop(
             self.service,
             self.config,
             self.inbox,
             self.membership,
             self.service.gateway,
-            [self.service.gateway],
+            [self.service.gateway, self.absent],
         )
         self.sender = PushQueue[Any](context, endpoint(self.inbox.socket), sending())
         self.raw = context.socket(zmq.PUSH)

@@ -3,10 +3,13 @@
 import socket
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from typing import Any
 
 import zmq
 
+from omnirelay.errors import AddressInUseError
+from shared.messages import StageEvent
 from shared.transport.queues import PullQueue, Sending
 from tests.support.ports import free_ports
 
@@ -63,6 +66,18 @@ def wait_until(condition: Callable[[], bool], meanwhile: Callable[[], object] | 
             return
         assert time.monotonic() < deadline, "it did not happen in time"
         time.sleep(0.002)
+
+
+def bound_at(context: Context, address: str) -> PullQueue[Any]:
+    """A queue of events at an address that its last owner is just giving up."""
+    bound: list[PullQueue[Any]] = []
+
+    def attempt() -> None:
+        with suppress(AddressInUseError):
+            bound.append(PullQueue(context, address, StageEvent))
+
+    wait_until(lambda: bool(bound), attempt)
+    return bound[0]
 
 
 def take(queue: PullQueue[Any], count: int, meanwhile: Callable[[], object] | None = None) -> list[Any]:

@@ -4,14 +4,12 @@ import logging
 import os
 import threading
 import time
+from collections.abc import Iterator
 
 import msgspec
 import pytest
 import zmq
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
-from omnirelay.errors import ConfigError
 from shared.messages import (
     HEARTBEAT_SUFFIX,
     Abort,
@@ -43,8 +41,9 @@ def router(context: Context) -> zmq.Socket[bytes]:
 def client(context: Context, router: zmq.Socket[bytes]) -> ControlClient:
     """A client that the router knows, as a stage's first message makes it."""
     client = ControlClient(context, endpoint(router), "talker")
-    wait_until(lambda: client.send(heartbeat(steps=0)))
-    assert take_frames(router)[0] == b"talker"
+    wait_until(lambda: client.send(heartbeat(steps=7)))
+    identity, *frames = take_frames(router)
+    assert (identity, DECODER.decode(frames)) == (b"talker", heartbeat(steps=7))
     return client
 
 
@@ -60,18 +59,27 @@ def heartbeat(steps: int = 1) -> Heartbeat:
     )
 
 
+def heard(router: zmq.Socket[bytes]) -> Heartbeat:
+    """The next heartbeat."""
+    message = DECODER.decode(take_frames(router)[1:])
+    assert isinstance(message, Heartbeat)
+    return message
+
+
+@pytest.fixture
+def heart(context: Context, router: zmq.Socket[bytes]) -> Iterator[HeartbeatThread]:
+    """A thread in a hurry, which has nothing to report yet."""
+    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.001)
+    heart.start()
+    yield heart
+    heart.stop()
+
+
 def receive(client: ControlClient, count: int) -> list[ControlToStage]:
     messages: list[ControlToStage] = []
     wait_until(lambda: len(messages) >= count, lambda: messages.extend(client.receive()))
     assert len(messages) == count
     return messages
-
-
-def test_heartbeats_reach_the_gateway_with_the_name_of_the_stage(router, client):
-    assert client.send(heartbeat(steps=7))
-    identity, *frames = take_frames(router)
-    assert identity == b"talker"
-    assert DECODER.decode(frames) == heartbeat(steps=7)
 
 
 def test_aborts_reach_the_stage_they_are_for_and_are_answered(context, router, client):
@@ -89,10 +97,6 @@ def test_aborts_reach_the_stage_they_are_for_and_are_answered(context, router, c
     assert (identity, DECODER.decode(frames)) == (b"talker", done)
 
 
-def test_receive_does_not_wait(client):
-    assert client.receive() == []
-
-
 def test_malformed_aborts_are_refused_and_later_ones_taken(router, client, caplog):
     with caplog.at_level(logging.WARNING, logger="shared.transport.control"):
         for frames in (
@@ -108,25 +112,6 @@ def test_malformed_aborts_are_refused_and_later_ones_taken(router, client, caplo
         assert receive(client, 1) == [Abort(request_id="a")]
     assert client.refused.total() == len(caplog.records) == 6
     assert "refused a control message: version_unsupported" in caplog.text
-
-
-def test_any_frames_leave_the_channel_serving(router, client):
-    sent = []
-
-    @given(frames=st.lists(st.binary(max_size=40), min_size=1, max_size=4))
-    @settings(
-        deadline=None,
-        max_examples=100,
-        suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-    )
-    def check(frames: list[bytes]) -> None:
-        sent.append(frames)
-        router.send_multipart([b"talker", *frames])
-        router.send_multipart([b"talker", *encode(Abort(request_id=str(len(sent))))])
-        assert receive(client, 1) == [Abort(request_id=str(len(sent)))]
-
-    check()
-    assert client.refused.total() == len(sent) > 0
 
 
 def test_a_message_larger_than_allowed_ends_the_connection_and_is_not_taken(router, client):
@@ -148,11 +133,6 @@ def test_nothing_is_kept_for_a_gateway_that_is_not_there(context):
     assert DECODER.decode(take_frames(router)[1:]) == heartbeat(steps=99)
 
 
-def test_an_address_that_cannot_be_connected_to_is_a_config_error(context):
-    with pytest.raises(ConfigError, match="cannot connect"):
-        ControlClient(context, "tcp://*:5999", "talker")
-
-
 def test_the_heartbeat_thread_repeats_the_last_report_with_the_time_since(context, router):
     heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.01)
     started = time.monotonic()
@@ -170,13 +150,7 @@ def test_the_heartbeat_thread_repeats_the_last_report_with_the_time_since(contex
     assert 0.04 < busy[-1] <= time.monotonic() - started
     heart.note(heartbeat(steps=2))
     seen: list[Heartbeat] = []
-
-    def look() -> None:
-        message = DECODER.decode(take_frames(router)[1:])
-        assert isinstance(message, Heartbeat)
-        seen.append(message)
-
-    wait_until(lambda: bool(seen) and seen[-1].load.steps == 2, look)
+    wait_until(lambda: bool(seen) and seen[-1].load.steps == 2, lambda: seen.append(heard(router)))
     assert seen[-1].busy_s < busy[-1]
     heart.stop()
 
@@ -189,64 +163,43 @@ def test_the_heartbeat_thread_stops_at_once_and_closes_its_socket(context, route
     assert not heart.is_alive()
     assert [made.closed for made in context.made] == [False, True]
     heart.stop()
+    # One that never started can be stopped, too.
+    HeartbeatThread(context, free_address(), "talker", interval_s=1).stop()
+    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]
 
 
-def test_the_heartbeat_thread_is_silent_before_the_first_report(context, router):
-    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.001)
-    heart.start()
+def test_the_heartbeat_thread_is_silent_before_the_first_report(heart, router):
     assert not router.poll(50)
     heart.note(heartbeat(steps=3))
-    message = DECODER.decode(take_frames(router)[1:])
-    assert isinstance(message, Heartbeat)
-    assert message.load.steps == 3
-    heart.stop()
+    assert heard(router).load.steps == 3
 
 
-def test_heartbeats_are_without_peers_until_these_change_or_the_gateway_misses_some(context, router):
-    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.001)
-
-    def received() -> Heartbeat:
-        message = DECODER.decode(take_frames(router)[1:])
-        assert isinstance(message, Heartbeat)
-        return message
-
+def test_heartbeats_are_without_peers_until_these_change_or_the_gateway_misses_some(heart, router):
     first = msgspec.structs.replace(heartbeat(steps=1), peers=["a"])
     heart.note(first)
-    heart.start()
-    assert received().peers == ["a"]
-    assert [received().peers for _ in range(3)] == [None] * 3
+    assert heard(router).peers == ["a"]
+    assert [heard(router).peers for _ in range(3)] == [None] * 3
     heart.note(msgspec.structs.replace(first, peers=["a", "b"]))
-    wait_until(lambda: received().peers == ["a", "b"])
-    assert received().peers is None
+    wait_until(lambda: heard(router).peers == ["a", "b"])
+    assert heard(router).peers is None
     heart.answered(Peers(gateway="g"))
-    assert [received().peers for _ in range(3)] == [None] * 3
+    assert [heard(router).peers for _ in range(3)] == [None] * 3
     heart.answered(Peers(gateway="g", replicas={"a": "ipc://a"}))
-    wait_until(lambda: received().peers == ["a", "b"])
-    assert received().peers is None
-    heart.stop()
+    wait_until(lambda: heard(router).peers == ["a", "b"])
+    assert heard(router).peers is None
 
 
-def test_the_gateway_can_ask_for_fewer_heartbeats_but_not_for_more(context, router):
-    heart = HeartbeatThread(context, endpoint(router), "talker", interval_s=0.001)
+def test_the_gateway_can_ask_for_fewer_heartbeats_but_not_for_more(heart, router):
     heart.note(heartbeat(steps=1))
-    heart.start()
     take_frames(router)
     heart.answered(Peers(gateway="g", heartbeat_s=30.0))
     # What was under way at the time still comes.
     while router.poll(100):
         take_frames(router)
     heart.note(heartbeat(steps=2), at_once=True)
-    message = DECODER.decode(take_frames(router)[1:])
-    assert isinstance(message, Heartbeat)
-    assert message.load.steps == 2
+    assert heard(router).load.steps == 2
     assert not router.poll(50)
     heart.answered(Peers(gateway="g"))
     heart.note(heartbeat(steps=3), at_once=True)
     for _ in range(5):
         take_frames(router)
-    heart.stop()
-
-
-def test_a_heartbeat_thread_that_never_started_can_be_stopped(context):
-    HeartbeatThread(context, free_address(), "talker", interval_s=1).stop()
-    assert not [thread for thread in threading.enumerate() if thread.name == "heartbeat"]

@@ -5,7 +5,6 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
-from omnirelay.errors import AddressInUseError
 from shared.messages import CodecTokens, Credit, Mark, StageEvent
 from shared.transport.queues import PullQueue, PushQueue
 from shared.transport.wire import encode
@@ -13,6 +12,7 @@ from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import (
     ANY_PORT,
     Context,
+    bound_at,
     endpoint,
     free_address,
     sending,
@@ -106,24 +106,16 @@ def test_the_window_heals_when_the_receiver_dies_with_all_that_was_sent(context:
         sender.put(audio(100_000, seq))
     assert sender.stalls("a")
     dead.close()
-    successor: list[PullQueue[Any]] = []
-    wait_until(lambda: bool(successor), lambda: successor.extend(_bound(context, address)))
+    successor = bound_at(context, address)
     received: list[int] = []
 
     def look() -> None:
-        received.extend(message.seq for message in successor[0].drain())
-        return_credit(successor[0], sender)()
+        received.extend(message.seq for message in successor.drain())
+        return_credit(successor, sender)()
 
     wait_until(lambda: 29 in received, look)
     assert received == list(range(received[0], 30))
     assert sender.backlog_bytes == 0
-
-
-def _bound(context: Context, address: str) -> list[PullQueue[Any]]:
-    try:
-        return [PullQueue[Any](context, address, StageEvent)]
-    except AddressInUseError:
-        return []
 
 
 def hear(harness: Harness) -> Credit:

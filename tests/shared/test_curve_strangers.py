@@ -9,25 +9,8 @@ import zmq
 
 from shared.transport.curve import ConnectionGuard
 from shared.transport.wire import VERSION_BYTE, encode
-from tests.shared.peers import (
-    HELLO,
-    RETRIES,
-    Open,
-    Stranger,
-    attempts,
-    count_of,
-    guard,
-    inbox,
-    outbox,
-)
-from tests.shared.support import (
-    DEADLINE_S,
-    RawPeer,
-    endpoint,
-    port_of,
-    take,
-    wait_until,
-)
+from tests.shared.peers import HELLO, RETRIES, Open, Stranger, attempts, count_of, guard, inbox, outbox
+from tests.shared.support import DEADLINE_S, RawPeer, endpoint, port_of, take, wait_until
 
 
 @pytest.mark.parametrize(

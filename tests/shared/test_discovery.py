@@ -1,7 +1,6 @@
 """Gateways that come and go while a stage runs: the file, the names in it, the links."""
 
 import socket
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, Final
@@ -11,18 +10,13 @@ import yaml
 
 from omnirelay.errors import ConfigError
 from shared.config import Config, GatewayAddresses
-from shared.messages import AbortDone, Closing, CodecTokens, Peers, StageEvent, Token2WavInput
+from shared.messages import Closing, Peers
 from shared.stage import discovery
 from shared.stage.discovery import MOST, GatewayFinder
-from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway
-from shared.stage.heartbeat import HeartbeatThread
-from shared.stage.loop import StageLoop
-from shared.stage.membership import Membership
-from shared.transport.control import ControlClient
-from shared.transport.queues import PullQueue, PushQueue
-from tests.shared.stages import INSTANCE, STAGE, EchoService
-from tests.shared.support import ANY_PORT, Context, endpoint, sending, wait_until
-from tests.shared.test_gateways import Gateway
+from shared.stage.gateways import open_gateway
+from tests.shared.stages import INSTANCE, STAGE
+from tests.shared.support import Context, wait_until
+from tests.shared.test_gateways import Following, Gateway, shared
 
 NAME: Final = "gateways.example"
 
@@ -94,10 +88,7 @@ def test_a_name_is_a_gateway_at_each_of_its_addresses_and_followed(names: NameSe
     assert found(finder) == []
     names.addresses = ["10.0.0.10", "10.0.0.9"]
     wait_until(lambda: len(finder.found) == 2)
-    assert finder.found == (
-        GatewayAddresses(**at("10.0.0.9")),
-        GatewayAddresses(**at("10.0.0.10")),
-    )
+    assert finder.found == (GatewayAddresses(**at("10.0.0.9")), GatewayAddresses(**at("10.0.0.10")))
     names.addresses = ["10.0.0.10", "10.0.0.11", "10.0.0.10"]
     wait_until(lambda: found(finder) == ["tcp://10.0.0.10:5561", "tcp://10.0.0.11:5561"])
     # A name server that is away changes nothing.
@@ -163,70 +154,10 @@ def test_a_change_before_the_start_is_not_missed(names: NameServer, path: Path) 
         finder.join(20)
 
 
-class Following:
-    """A running stage that follows a list."""
-
-    def __init__(self, context: Context) -> None:
-        self.found: list[GatewayAddresses] = []
-        self.opened: list[GatewayLink] = []
-        self._context = context
-        self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
-        self.service = EchoService()
-        self.queues = self.service.gateway = GatewayQueues(sending())
-        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.queues)
-        config = Config().stages.talker
-        self.loop: StageLoop[Any] = StageLoop(
-            self.service, config, self.inbox, self.membership, self.queues, [self.queues], self._follow
-        )
-        self._sender = PushQueue[Any](context, self.inbox.endpoint, sending())
-        self.thread = threading.Thread(target=self.loop.run, name="stage")
-        self.thread.start()
-
-    def _follow(self) -> bool:
-        return self.queues.follow(self.found, self._connect)
-
-    def _connect(self, place: GatewayAddresses) -> GatewayLink:
-        heart = HeartbeatThread(self._context, place.control, STAGE, 0.05)
-        heart.start()
-        events = PushQueue[StageEvent](self._context, place.events, sending())
-        self.opened.append(GatewayLink(ControlClient(self._context, place.control, STAGE), heart, events))
-        return self.opened[-1]
-
-    def list(self, *gateways: Gateway) -> None:
-        self.found = [
-            GatewayAddresses(events=each.address, control=endpoint(each.control)) for each in gateways
-        ]
-
-    def hears(self, gateway: Gateway) -> None:
-        """Let a gateway, once the stage has connected, be joined."""
-
-        def greet() -> None:
-            # A ROUTER knows whom it has heard of.
-            for link in self.queues.links:
-                link.control.send(AbortDone(request_id="hello", stage=STAGE, instance=INSTANCE))
-            gateway.hear()
-
-        wait_until(lambda: "hello" in gateway.done, greet)
-        gateway.join()
-
-    def work(self, request_id: str) -> None:
-        self._sender.put(CodecTokens(request_id=request_id, seq=0, token_ids=[1]))
-        wait_until(lambda: self._sender.backlog_bytes == 0, self._sender.flush)
-
-    def stop(self) -> None:
-        self.loop.stop()
-        self.thread.join(20)
-        assert not self.thread.is_alive()
-        self.queues.close()
-        self.queues.close()
-        assert all(link.control.socket.closed and not link.heart.is_alive() for link in self.opened)
-
-
 @pytest.fixture
 def stage(context: Context) -> Iterator[Following]:
-    running = Following(context)
-    yield running
-    running.stop()
+    with shared(context) as stage:
+        yield stage
 
 
 def test_gateways_come_and_go_beside_one_that_stays(context: Context, stage: Following) -> None:

@@ -74,7 +74,7 @@ def environment(model: Path, **overrides: str) -> dict[str, str]:
     return inherited() | addresses | ours | overrides
 
 
-@pytest.mark.parametrize(("what", "every"), [("stage", 31), ("gateway", 149)])
+@pytest.mark.parametrize(("what", "every"), [("stage", 53), ("gateway", 149)])
 @pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.long)])
 def test_a_process_ends_whenever_it_is_told_to(
     tiny_checkpoint: Path, tmp_path: Path, what: str, every: int, number: str
@@ -138,27 +138,22 @@ def test_workers_of_a_library_end_with_their_process(tmp_path: Path) -> None:
     wait_until(lambda: not psutil.pid_exists(json.loads(told)))
 
 
-def test_an_error_that_nobody_expected_ends_a_process_with_status_1() -> None:
+@pytest.mark.parametrize(
+    ("arguments", "status", "told"),
+    [
+        (
+            ("-c", "from shared.ending import run_to_end; run_to_end(lambda: {}['none'])"),
+            1,
+            "KeyError: 'none'",
+        ),
+        (("-m", "gateway", "--nothing"), 2, "unrecognized arguments: --nothing"),
+    ],
+)
+def test_a_process_that_cannot_run_ends_with_a_status(
+    arguments: tuple[str, ...], status: int, told: str
+) -> None:
     done = subprocess.run(
-        python("-c", "from shared.ending import run_to_end; run_to_end(lambda: {}['none'])"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
+        python(*arguments), cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
     )
-    assert done.returncode == 1
-    assert "KeyError: 'none'" in done.stderr
-
-
-def test_arguments_that_are_not_known_end_a_process_with_status_2() -> None:
-    done = subprocess.run(
-        python("-m", "gateway", "--nothing"),
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert "unrecognized arguments: --nothing" in done.stderr
+    assert done.returncode == status
+    assert told in done.stderr

@@ -57,13 +57,6 @@ def raising(error: BaseException) -> Any:
     return work
 
 
-def test_preparing_a_request_gives_the_result_of_the_work():
-    scheduler = LightScheduler()
-    assert scheduler.prepare("a", lambda: 42) == 42
-    assert not scheduler.has_failures
-    assert scheduler.finished == []
-
-
 def test_an_error_while_preparing_ends_only_its_request(caplog):
     caplog.set_level(logging.WARNING, logger="shared.vllm.scheduling")
     scheduler = LightScheduler()
@@ -290,7 +283,9 @@ def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
 
 
 PRINT_ENVIRONMENT = """
-import json, os, sys
+import json, os, sys, types
+# It loads PyTorch for seconds, and sets nothing.
+sys.modules["shared.vllm.torchvision_compat"] = types.SimpleNamespace(declare_missing_operators=lambda: None)
 from shared import config
 from shared.vllm.environment import prepare_environment
 prepare_environment(getattr(config, sys.argv[2])(**json.loads(sys.argv[1])))

@@ -1,19 +1,20 @@
-"""Error codes are words one can rely on."""
+"""Error codes are words one can rely on, and what is done for one request alone ends that request alone."""
 
 import inspect
+import logging
 
 import pytest
 
 from omnirelay import errors
 from omnirelay.errors import (
-    BusyError,
     MessageError,
     OmniRelayError,
-    PayloadError,
+    QueueFullError,
     RequestError,
-    UnknownSpeakerError,
+    StageFailedError,
 )
 from shared.messages import RequestFailed, StageEvent
+from shared.stage.service import Failures
 from shared.transport.wire import Decoder, encode
 
 CLASSES = [
@@ -45,10 +46,25 @@ def test_an_error_of_a_request_is_not_one_of_a_message():
         assert error.__doc__
 
 
-def test_errors_carry_what_their_handlers_need():
-    payload = PayloadError("rows.dtype", "'float64' is not allowed")
-    assert (payload.field, str(payload)) == ("rows.dtype", "rows.dtype: 'float64' is not allowed")
-    busy = BusyError("too many requests", retry_after_ms=250)
-    assert (busy.retry_after_ms, str(busy), busy.code) == (250, "too many requests", "busy")
-    with pytest.raises(RequestError, match="no voice"):
-        raise UnknownSpeakerError("no voice Bob")
+def test_whatever_is_raised_for_one_request_is_its_own_failure(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    full = QueueFullError("no room")
+    with failures.only("full"):
+        raise full
+    assert not caplog.records, "the loop logs what it is told"
+    with failures.only("odd"):
+        raise KeyError("no such thing")
+    with failures.only("good"):
+        pass
+    assert failures["full"] is full
+    assert isinstance(failures["odd"], StageFailedError)
+    assert "KeyError('no such thing')" in str(failures["odd"])
+    assert failures.keys() == {"full", "odd"}
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info is not None) == (logging.ERROR, True)
+    assert "request odd" in record.message
+
+
+def test_who_is_told_to_end_ends() -> None:
+    with pytest.raises(KeyboardInterrupt), Failures().only("any"):
+        raise KeyboardInterrupt

@@ -8,7 +8,7 @@ from typing import Any
 
 import zmq
 
-from shared.config import Config
+from shared.config import Config, GatewayAddresses
 from shared.messages import (
     Abort,
     AbortDone,
@@ -20,6 +20,7 @@ from shared.messages import (
     Peers,
     RequestFailed,
     StageEvent,
+    TextDelta,
     Token2WavInput,
 )
 from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway
@@ -34,6 +35,7 @@ from shared.transport.wire import Decoder, encode
 from tests.shared.peers import Open
 from tests.shared.stages import INSTANCE, STAGE, EchoService
 from tests.shared.support import ANY_PORT, Context, endpoint, free_address, sending, wait_until
+from tests.shared.test_control import heartbeat
 
 WINDOW = 1000
 
@@ -81,32 +83,60 @@ class Gateway:
                 self.tell(credit)
 
 
-class Shared:
-    """A stage that gateways share."""
+class Following:
+    """A stage that serves the gateways of a list.
 
-    def __init__(self, context: Context, gateways: list[Gateway], orphan_timeout_s: float = 60.0) -> None:
-        self.gateways = gateways
+    Attributes:
+        found: Where they are.
+        opened: The links that there ever were.
+    """
+
+    def __init__(self, context: Context, orphan_timeout_s: float = 60.0) -> None:
+        self.found: list[GatewayAddresses] = []
+        self.opened: list[GatewayLink] = []
+        self._context = context
+        self._orphan_timeout_s = orphan_timeout_s
         self.inbox = PullQueue[Any](context, ANY_PORT, Token2WavInput)
-        self.links = [self._link(context, each, orphan_timeout_s) for each in gateways]
         self.service = EchoService()
-        self.service.gateway = GatewayQueues(sending(), self.links)
-        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.service.gateway)
+        self.queues = self.service.gateway = GatewayQueues(sending())
+        self.membership = Membership(STAGE, INSTANCE, self.inbox.endpoint, self.queues)
         config = Config().stages.talker
         self.loop: StageLoop[Any] = StageLoop(
-            self.service, config, self.inbox, self.membership, self.service.gateway, [self.service.gateway]
+            self.service, config, self.inbox, self.membership, self.queues, [self.queues], self.follow
         )
         self._sender = PushQueue[Any](context, self.inbox.endpoint, sending())
 
-    def _link(self, context: Context, gateway: Gateway, orphan_timeout_s: float) -> GatewayLink:
-        address = endpoint(gateway.control)
-        heart = HeartbeatThread(context, address, STAGE, 0.05)
+    def link(self, gateway: Gateway) -> GatewayLink:
+        """The link to a gateway that it has joined."""
+        return next(each for each in self.queues.links if each.name == gateway.name)
+
+    def follow(self) -> bool:
+        return self.queues.follow(self.found, self._connect)
+
+    def _connect(self, place: GatewayAddresses) -> GatewayLink:
+        heart = HeartbeatThread(self._context, place.control, STAGE, 0.05)
         heart.start()
-        events = PushQueue[StageEvent](context, gateway.address, sending(window_bytes=WINDOW))
-        control = ControlClient(context, address, STAGE)
-        hello = AbortDone(request_id="hello", stage=STAGE, instance=INSTANCE)
-        wait_until(lambda: control.send(hello))
-        wait_until(lambda: "hello" in gateway.done, gateway.hear)
-        return GatewayLink(control, heart, events, orphan_timeout_s)
+        events = PushQueue[StageEvent](self._context, place.events, sending(window_bytes=WINDOW))
+        control = ControlClient(self._context, place.control, STAGE)
+        self.opened.append(GatewayLink(control, heart, events, self._orphan_timeout_s))
+        return self.opened[-1]
+
+    def list(self, *gateways: Gateway) -> None:
+        self.found = [
+            GatewayAddresses(events=each.address, control=endpoint(each.control)) for each in gateways
+        ]
+
+    def hears(self, gateway: Gateway) -> None:
+        """Let a gateway, once the stage has connected, be joined."""
+
+        def greet() -> None:
+            # A ROUTER knows whom it has heard of.
+            for link in self.queues.links:
+                link.control.send(AbortDone(request_id="hello", stage=STAGE, instance=INSTANCE))
+            gateway.hear()
+
+        wait_until(lambda: "hello" in gateway.done, greet)
+        gateway.join()
 
     def work(self, request_id: str, seq: int = 0, tokens: int = 1, last: bool = False) -> None:
         """Let a message of another stage come."""
@@ -114,23 +144,28 @@ class Shared:
         self._sender.put(message)
         wait_until(lambda: self._sender.backlog_bytes == 0, self._sender.flush)
 
+    def close(self) -> None:
+        self.queues.close()
+        self.queues.close()
+        assert all(link.control.socket.closed and not link.heart.is_alive() for link in self.opened)
+
 
 @contextmanager
-def shared(context: Context, *gateways: Gateway, **options: Any) -> Iterator[Shared]:
+def shared(context: Context, *gateways: Gateway, **options: Any) -> Iterator[Following]:
     """A running stage that all of them have joined."""
-    stage = Shared(context, list(gateways), **options)
+    stage = Following(context, **options)
+    stage.list(*gateways)
     thread = threading.Thread(target=stage.loop.run, name="stage")
     thread.start()
     try:
         for each in gateways:
-            each.join()
+            stage.hears(each)
         yield stage
     finally:
         stage.loop.stop()
         thread.join(20)
-        for link in stage.links:
-            link.close()
         assert not thread.is_alive()
+        stage.close()
 
 
 def pair(context: Context) -> tuple[Gateway, Gateway]:
@@ -180,6 +215,9 @@ def test_another_gateway_at_the_address_of_one_replaces_that_one_alone(context: 
         stage.work("bbbbbbbb1")
         wait_until(lambda: bool(one.told), one.hear)
         wait_until(lambda: bool(other.told), other.hear)
+        # Who is heard again is the same one.
+        one.join()
+        assert len(stage.service.active_requests()) == 2
         one.name = "cccccccc"
         one.join()
         assert stage.service.active_requests() == ["bbbbbbbb1"]
@@ -188,6 +226,7 @@ def test_another_gateway_at_the_address_of_one_replaces_that_one_alone(context: 
         stage.work("cccccccc1")
         wait_until(lambda: "cccccccc1" in ids(one), one.hear)
         assert set(stage.service.active_requests()) == {"bbbbbbbb1", "cccccccc1"}
+        assert stage.inbox.refused.total() == 0
 
 
 def test_a_gateway_that_is_silent_loses_its_requests_and_is_told_so(context: Context) -> None:
@@ -205,6 +244,8 @@ def test_a_gateway_that_is_silent_loses_its_requests_and_is_told_so(context: Con
         wait_until(lambda: [each.name for each in stage.membership.joined] == ["bbbbbbbb"], speak)
         assert stage.service.active_requests() == ["bbbbbbbb1"]
         assert not any(isinstance(each, RequestFailed) for each in other.told)
+        failures = [each for each in one.told if isinstance(each, RequestFailed)]
+        assert [(each.request_id, each.code) for each in failures] == [("aaaaaaaa1", "stage_unavailable")]
         # It comes back.
         one.join()
 
@@ -220,7 +261,7 @@ def test_no_gateway_ends_requests_of_another(context: Context) -> None:
         other.tell(Abort(request_id="bbbbbbbb1"))
         wait_until(lambda: "bbbbbbbb1" in other.done, other.hear)
         assert stage.service.active_requests() == []
-        assert one.done == ["hello"]
+        assert "bbbbbbbb1" not in one.done
 
 
 def test_a_gateway_that_takes_nothing_holds_its_own_requests_alone(context: Context) -> None:
@@ -228,7 +269,7 @@ def test_a_gateway_that_takes_nothing_holds_its_own_requests_alone(context: Cont
     with shared(context, one, other) as stage:
         for seq in range(5):
             stage.work("aaaaaaaa1", seq, tokens=WINDOW)
-        wait_until(lambda: stage.links[0].events.backlog_bytes > 0)
+        wait_until(lambda: stage.link(one).events.backlog_bytes > 0)
         for seq in range(20):
             stage.work("bbbbbbbb1", seq)
         wait_until(lambda: len(other.told) == 20, other.hear)
@@ -242,7 +283,7 @@ def test_a_stage_drains_until_no_gateway_needs_it(context: Context) -> None:
     with shared(context, one, other) as stage:
         stage.loop.drain()
         one.tell(Peers(gateway=one.name, released=True))
-        wait_until(lambda: stage.links[0].released)
+        wait_until(lambda: stage.link(one).released)
         assert not stage.membership.may_end(idle=True)
         other.tell(Closing())
         wait_until(lambda: stage.membership.may_end(idle=False))
@@ -252,9 +293,10 @@ def test_replicas_that_any_gateway_knows_are_reached(context: Context) -> None:
     """One that has just started knows none yet; its word alone would cut off all."""
     queues = PeerQueues[Any](context, "token2wav", sending())
     known = {name: free_address() for name in ("x", "y", "z")}
-    gateways = pair(context)
-    stage = Shared(context, list(gateways))
-    links = stage.links
+    stage = Following(context)
+    stage.list(*pair(context))
+    stage.follow()
+    links = stage.queues.links
     member = Membership("talker", INSTANCE, stage.inbox.endpoint, stage.service.gateway, queues)
     assert member.hear(links[0], Peers(gateway="aaaaaaaa", replicas={"x": known["x"], "y": known["y"]}))
     assert member.hear(links[1], Peers(gateway="bbbbbbbb"))
@@ -267,8 +309,7 @@ def test_replicas_that_any_gateway_knows_are_reached(context: Context) -> None:
     assert set(queues._queues) == {"x", "y", "z"}
     member.hear(links[1], Peers(gateway="bbbbbbbb", replicas={"z": known["z"]}))
     assert set(queues._queues) == {"z"}
-    for link in links:
-        link.close()
+    stage.close()
 
 
 def test_a_gateway_without_the_key_gets_nothing(opened: Open) -> None:
@@ -291,16 +332,8 @@ def test_a_gateway_without_the_key_gets_nothing(opened: Open) -> None:
         )
         links = [open_gateway(stage, each, config, "talker", INSTANCE) for each in config.gateway.addresses]
         try:
-            beat = Heartbeat(
-                stage="talker",
-                pid=1,
-                instance=INSTANCE,
-                inbox="tcp://127.0.0.1:1",
-                limits=EchoService.limits,
-                load=EchoService().load(),
-            )
             for link in links:
-                link.report(beat, at_once=True)
+                link.report(heartbeat(), at_once=True)
             for _ in range(5):
                 assert control.poll(20_000)
                 control.recv_multipart()
@@ -317,3 +350,49 @@ def test_a_gateway_without_the_key_gets_nothing(opened: Open) -> None:
         finally:
             for link in links:
                 link.close()
+
+
+# --- a request that may end the engine is computed alone, and its gateway knows before that ---
+
+
+def confirm(gateway: Gateway, request_id: str | None) -> None:
+    """Hear that a request is computed alone, and confirm it."""
+    wait_until(lambda: gateway.beat is not None and gateway.beat.alone == request_id, gateway.hear)
+    gateway.tell(Peers(gateway=gateway.name, alone=request_id))
+
+
+def test_a_stage_computes_nothing_before_the_gateway_knows_what_is_computed_alone(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        first, second = f"{one.name}1", f"{other.name}1"
+        stage.service.alone = first
+        stage.work(first)
+        wait_until(lambda: one.beat is not None and one.beat.alone == first, one.hear)
+        other.tell(Peers(gateway=other.name, alone=first))
+        other.hear()
+        assert other.beat is not None
+        assert other.beat.alone is None
+        assert stage.service.steps == 0
+        other.tell(Peers(gateway=other.name))
+        confirm(one, first)
+        wait_until(lambda: bool(one.told), one.hear)
+        assert isinstance(one.told[0], TextDelta)
+        stage.service.alone = second
+        stage.work(second)
+        for gateway, alone in ((one, None), (other, second)):
+            assert not other.told
+            confirm(gateway, alone)
+        wait_until(lambda: bool(other.told), other.hear)
+
+
+def test_a_gateway_that_is_gone_does_not_keep_a_stage_waiting(context: Context) -> None:
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        stage.service.alone = f"{one.name}1"
+        stage.work(f"{one.name}1")
+        wait_until(lambda: one.beat is not None and one.beat.alone is not None, one.hear)
+        one.tell(Closing())
+        wait_until(lambda: not stage.service.work)
+        stage.service.alone = None
+        stage.work(f"{other.name}1")
+        wait_until(lambda: bool(other.told), other.hear)

@@ -73,18 +73,13 @@ def test_a_record_is_one_object_with_its_request_and_its_exception(logging_state
 
 
 @pytest.mark.parametrize(
-    ("level", "ours", "libraries"),
-    [("debug", 4, 3), ("info", 3, 1), ("warning", 2, 1), ("error", 1, 1)],
+    ("level", "ours", "libraries"), [("debug", 4, 3), ("info", 3, 1), ("warning", 2, 1), ("error", 1, 1)]
 )
 def test_our_levels_are_as_configured_and_libraries_are_heard_from_errors_on(
     logging_state, capfd, level, ours, libraries
 ):
     configure_logging("thinker", level)
-    for name, heard in (
-        ("services.thinker", ours),
-        ("gateway.manager", ours),
-        ("vllm.engine", libraries),
-    ):
+    for name, heard in (("services.thinker", ours), ("gateway.manager", ours), ("vllm.engine", libraries)):
         for severity in (logging.DEBUG, logging.INFO, logging.WARNING, logging.ERROR):
             logging.getLogger(name).log(severity, "said")
         assert len(lines(capfd)) == heard, name
@@ -106,7 +101,7 @@ sys.stderr.write("half ")
 sys.stderr.write("a line\\n")
 warnings.warn("old")
 logging.getLogger("uvicorn.error").warning("from a library")
-raise RuntimeError("words of a client")
+raise RuntimeError(" ".join(["words", "of", "a", "client"]))
 """
 
 

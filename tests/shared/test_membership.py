@@ -5,15 +5,7 @@ from typing import Any
 import pytest
 
 from shared.config import Config
-from shared.messages import (
-    Closing,
-    Peers,
-    RequestFailed,
-    Route,
-    Sampling,
-    SpeechSettings,
-    SynthesisStart,
-)
+from shared.messages import Closing, Peers, Route, Sampling, SpeechSettings, SynthesisStart
 from shared.stage.gateways import GatewayLink
 from shared.transport.wire import encode
 from tests.shared.stages import INSTANCE, STAGE, Harness, running
@@ -41,50 +33,6 @@ def start(name: str, replica: str) -> SynthesisStart:
     speech = SpeechSettings(speaker="Chelsie", sampling=Sampling(max_tokens=1), seed=0)
     route = Route(thinker="a", talker="b", token2wav=replica)
     return SynthesisStart(request_id=name, priority=0, speech=speech, route=route)
-
-
-def test_another_gateway_makes_everything_older_an_orphan(context: Context) -> None:
-    with running(context) as harness:
-        tell(harness, Peers(gateway="aaaa"))
-        joined(harness, "aaaa")
-        in_work(harness, "aaaa1", "aaaa2")
-        tell(harness, Peers(gateway="aaaa"))
-        in_work(harness, "aaaa3")
-        assert len(harness.service.active_requests()) == 3
-        tell(harness, Peers(gateway="bbbb"))
-        joined(harness, "bbbb")
-        assert harness.service.active_requests() == []
-        assert harness.next_heartbeat().load.running == 0
-        # What comes late of the old one's, through other stages, is nobody's.
-        harness.send("aaaa1", 1)
-        harness.send("aaaa9", 0)
-        in_work(harness, "bbbb1")
-        assert harness.service.active_requests() == ["bbbb1"]
-        assert harness.inbox.refused.total() == 0
-
-
-def test_a_gateway_that_ends_leaves_nothing_behind(context: Context) -> None:
-    with running(context) as harness:
-        tell(harness, Peers(gateway="aaaa"))
-        joined(harness, "aaaa")
-        in_work(harness, "aaaa1")
-        tell(harness, Closing())
-        joined(harness, None)
-        assert harness.service.active_requests() == []
-
-
-def test_a_gateway_that_falls_silent_is_told_what_it_has_lost(context: Context) -> None:
-    with running(context, orphan_timeout_s=1.0) as harness:
-        tell(harness, Peers(gateway="aaaa"))
-        joined(harness, "aaaa")
-        in_work(harness, "aaaa1")
-        failure = harness.take_failure()
-        assert isinstance(failure, RequestFailed)
-        assert (failure.request_id, failure.code) == ("aaaa1", "stage_unavailable")
-        assert harness.service.active_requests() == []
-        joined(harness, None)
-        tell(harness, Peers(gateway="aaaa"))
-        joined(harness, "aaaa")
 
 
 def test_what_was_for_another_process_at_the_address_is_dropped(context: Context) -> None:

@@ -1,6 +1,7 @@
-"""Where the stages compute, and where they refuse to."""
+"""Where the stages compute, with what precision, and where they refuse to."""
 
 import json
+from collections.abc import Iterator
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,9 @@ from vllm.platforms.cpu import CpuPlatform
 from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 
 from omnirelay.errors import StageStartError
-from shared.config import EngineConfig
+from shared.config import EngineConfig, Precision
 from shared.vllm import gpus, platform
+from shared.vllm.precision import set_float32_precision
 
 
 class Rocm(Platform):
@@ -79,11 +81,7 @@ def test_rocm_is_taken_like_cuda(monkeypatch):
     ],
 )
 def test_blackwell_without_nvcc_takes_kernels_that_are_compiled(
-    where: Platform,
-    nvcc: str | None,
-    changed: bool,
-    tiny_checkpoint: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    where: Platform, nvcc: str | None, changed: bool, tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     on(monkeypatch, where)
     monkeypatch.setattr(platform, "cuda_compiler", lambda: nvcc)
@@ -118,3 +116,27 @@ def test_fp8_is_refused_on_a_processor_that_cannot_compute_it(
         platform.require_quantization("talker", tmp_path, engine)
     monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
     platform.require_quantization("thinker", tmp_path, engine)
+
+
+CUDNN: Any = torch.backends.cudnn
+
+
+@pytest.fixture(autouse=True)
+def _as_before() -> Iterator[None]:
+    matmul, cudnn = torch.get_float32_matmul_precision(), CUDNN.allow_tf32
+    yield
+    torch.set_float32_matmul_precision(matmul)
+    CUDNN.allow_tf32 = cudnn
+
+
+@pytest.mark.parametrize("precision", ["exact", "fast", "bfloat16"])
+def test_products_and_convolutions_have_one_precision(precision: Precision) -> None:
+    set_float32_precision("fast" if precision == "exact" else "exact")
+    set_float32_precision(precision)
+    for operators in (torch.backends.cuda.matmul, CUDNN.conv, CUDNN.rnn):
+        assert (operators.fp32_precision == "tf32") is (precision != "exact")
+    # What libraries read and set: it raises if the switches contradict each other.
+    assert torch.get_float32_matmul_precision() == ("highest" if precision == "exact" else "high")
+    assert CUDNN.allow_tf32 is (precision != "exact")
+    with CUDNN.flags(enabled=True, benchmark=False):
+        pass

@@ -313,11 +313,7 @@ def test_engines_load_one_after_the_other_on_a_gpu(monkeypatch, tmp_path: Path, 
 @pytest.mark.parametrize(
     ("stage", "workers", "told"),
     [
-        (
-            "thinker",
-            3,
-            r"thinker\.engine\.tensor_parallel_size is 3.*heads are 4; .*audio.*; .*image",
-        ),
+        ("thinker", 3, r"thinker\.engine\.tensor_parallel_size is 3.*heads are 4; .*audio.*; .*image"),
         ("talker", 3, r"stages\.talker\.engine\.tensor_parallel_size is 3.*key-value heads are 2"),
     ],
 )

@@ -10,16 +10,17 @@ from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from omnirelay.errors import InvalidRequestError, OmniRelayError, UnknownSpeakerError
-from shared.messages import Closing, Heartbeat, StageLimits, StageLoad
+from shared.messages import Closing, Heartbeat
 from shared.stage.endpoint import HttpEndpoint
 from shared.stage.health import StageHealth
 from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.metrics import StageMetrics
 from shared.transport.control import ControlClient
 from shared.transport.metrics import EdgeMetrics
-from shared.transport.wire import VERSION_BYTE, encode
+from shared.transport.wire import encode
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import DEADLINE_S, Context, free_address, wait_until
+from tests.shared.test_control import heartbeat
 from tests.support.http import Answer, Readings, get, registry_of
 
 OURS = {"stage": STAGE}
@@ -137,14 +138,6 @@ def test_requests_that_nobody_wants_any_more_are_counted_by_reason(stage: Watche
     wait_until(lambda: stage.read()(dropped, **OURS, reason="orphaned") == 2)
 
 
-def test_refusals_are_told_by_edge_and_reason(stage: Watched) -> None:
-    stage.harness.raw.send(VERSION_BYTE + b"spam")
-    stage.harness.router.send_multipart([STAGE.encode(), b"\x09spam"])
-    refused = "omnirelay_edge_refused_messages_total"
-    wait_until(lambda: stage.read().has(refused, **OURS, edge=STAGE, reason="message_invalid"))
-    wait_until(lambda: stage.read().has(refused, **OURS, edge="control", reason="version_unsupported"))
-
-
 def test_heartbeats_are_counted_and_name_the_process(stage: Watched) -> None:
     first = stage.harness.next_heartbeat()
     second = stage.harness.next_heartbeat()
@@ -165,9 +158,7 @@ def test_a_heartbeat_that_is_late_is_counted(context: Context, monkeypatch: pyte
 
     monkeypatch.setattr(ControlClient, "send", send)
     heart = HeartbeatThread(context, free_address(), STAGE, 0.01)
-    heart.note(
-        Heartbeat(stage=STAGE, pid=1, instance="i", inbox="ipc://i", limits=StageLimits(), load=StageLoad())
-    )
+    heart.note(heartbeat())
     heart.start()
     threading.Timer(0.1, released.set).start()
     wait_until(lambda: heart.late >= 1)
@@ -184,9 +175,7 @@ def test_a_stage_is_ready_once_its_loop_comes_round(context: Context) -> None:
     health.loaded(heart)
     assert health.why_not_ready() == "the stage's loop has not begun"
     assert health.why_not_live() is None
-    heart.note(
-        Heartbeat(stage=STAGE, pid=1, instance="i", inbox="ipc://i", limits=StageLimits(), load=StageLoad())
-    )
+    heart.note(heartbeat())
     assert health.why_not_ready() is None
     health.ended()
     assert health.why_not_ready() == health.why_not_live() == "the stage's loop has ended"
@@ -215,17 +204,6 @@ def test_a_hung_step_is_told_until_it_ends(context: Context, monkeypatch: pytest
         released.set()
         stage.harness.take(1)
         wait_until(lambda: stage.get("/livez").status == stage.get("/readyz").status == 200)
-
-
-def test_the_loop_of_an_idle_stage_comes_round(stage: Watched) -> None:
-    seen: set[float] = set()
-
-    def look() -> None:
-        if stage.harness.heart._report is not None:
-            seen.add(stage.harness.heart._report[1])
-
-    wait_until(lambda: len(seen) >= 3, meanwhile=look)
-    assert stage.get("/livez").status == stage.get("/readyz").status == 200
 
 
 def test_the_loop_does_not_wait_for_a_scrape(context: Context) -> None:

@@ -1,8 +1,6 @@
 """What a stage tells of its requests: how each ended, below the gateway's span, and only of those traced."""
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,17 +8,15 @@ from pathlib import Path
 import pytest
 import zmq
 
-from benchmarks.measure.otlp import Collector, Span
 from omnirelay.errors import InvalidRequestError, UnknownSpeakerError
 from shared.messages import CodecTokens, SynthesisStart
 from shared.tracing.otel import Tracer
 from shared.transport.queues import PushQueue
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import Context, free_address, sending, wait_until
-from tests.shared.test_process import ECHO, environment
-from tests.support.children import ROOT, Child
+from tests.shared.test_process import start_echo
 from tests.support.http import get
-from tests.support.otlp import wait_for_senders
+from tests.support.otlp import Collector, Span, wait_for_senders
 from tests.support.thinking import speech_of
 
 TRACE = "ab" * 16
@@ -131,24 +127,17 @@ def test_a_stage_that_ends_sends_its_last_spans_and_waits_for_no_dead_collector(
     tiny_checkpoint: Path, collector: Collector, there: bool
 ) -> None:
     inbox, http, nobody = free_address(), free_address(), free_address().replace("tcp", "http")
-    process = Child(
-        [sys.executable, "-c", ECHO],
-        env=environment(
-            tiny_checkpoint,
-            OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
-            OMNIRELAY_STAGES__TOKEN2WAV__HTTP=http,
-            OMNIRELAY_GATEWAY__EVENTS=free_address(),
-            OMNIRELAY_GATEWAY__CONTROL=free_address(),
-            OMNIRELAY_TRACING__ENDPOINT=collector.url if there else nobody,
-            OTEL_BSP_SCHEDULE_DELAY="600000",
-        ),
-        cwd=ROOT,
-        stdin=subprocess.DEVNULL,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = start_echo(
+        tiny_checkpoint,
+        http=http,
+        OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
+        OMNIRELAY_TRACING__ENDPOINT=collector.url if there else nobody,
+        OTEL_BSP_SCHEDULE_DELAY="600000",
     )
     received = "omnirelay_edge_received_messages_total"
     with process, zmq.Context() as context:
+        assert process.stdin is not None
+        process.stdin.close()
         wait_until(lambda: listens(http))
         push: PushQueue[SynthesisStart | CodecTokens] = PushQueue(context, inbox, sending())
         push.put(start_of("a", TRACEPARENT))

@@ -17,7 +17,7 @@ from shared.vllm.sampling.repetition import RepetitionProcessor, penalize_here
 from shared.vllm.transfer import all_to_device, to_device
 from tests.shared.test_conditioning import WIDTH, store_of
 from tests.support.drawing import params_of
-from tests.support.lint import step_of
+from tests.support.steps import step_of
 
 META = torch.device("meta")
 VOCABULARY = 500

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.measure.otlp import Collector
+from tests.support.otlp import Collector
 from tests.support.stack import RunningStack, make_config
 
 
@@ -27,10 +27,7 @@ def stack(
         tiny_checkpoint,
         tracing={"endpoint": collector.url},
         # Other workers may take the cores for longer than the default; losses have stacks of their own.
-        gateway={
-            "heartbeat_timeout_s": 10.0,
-            "webrtc": {"enabled": True, "addresses": ["127.0.0.1"]},
-        },
+        gateway={"heartbeat_timeout_s": 10.0, "webrtc": {"enabled": True, "addresses": ["127.0.0.1"]}},
     )
     directory = tmp_path_factory.mktemp("stack")
     with RunningStack(config, directory, OTEL_BSP_SCHEDULE_DELAY="100") as running:

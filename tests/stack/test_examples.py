@@ -6,13 +6,17 @@ import shlex
 import subprocess
 import sys
 import wave
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from shared.messages import STAGES
 from tests.support.http import Readings, get
 from tests.support.media import clip, picture, spoken
+from tests.support.processes import wait_until
+from tests.support.proxy import Relay
 from tests.support.stack import RunningStack, inherited
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
@@ -142,15 +146,38 @@ def test_batch(stack: RunningStack, tmp_path: Path) -> None:
     assert all(answers.values())
 
 
-def test_a_conversation_through_microphone_and_loudspeaker(stack: RunningStack, tmp_path: Path) -> None:
+def test_a_conversation_through_microphone_and_loudspeaker_that_outlives_its_network(
+    stack: RunningStack, tmp_path: Path
+) -> None:
     with wave.open(io.BytesIO(spoken(rate=24_000))) as file:
         (tmp_path / "spoken.raw").write_bytes(file.readframes(-1))
     (tmp_path / "record.py").write_text(RECORDER)
-    url = stack.config["gateway"]["http"].replace("tcp:", "http:")
-    commands = ("--record", f"{sys.executable} record.py", "--play", "dd of=played.raw status=none")
-    shown = run(tmp_path, "voice/talk.py", *commands, OPENAI_BASE_URL=f"{url}/v1")
+    gateway = stack.config["gateway"]["http"]
+
+    def told(name: str, **labels: str) -> float:
+        return Readings(get(gateway, "/metrics").metrics.values())(name, **labels)
+
+    def resumed() -> float:
+        return sum(
+            told("omnirelay_realtime_resumes_total", outcome=each) for each in ("resumed", "taken_over")
+        )
+
+    def lose(relay: Relay, turns: float) -> None:
+        wait_until(lambda: told("omnirelay_realtime_turns_total", event="started") > turns, "a question")
+        relay.cut()
+        relay.heal()
+
+    before, turns = resumed(), told("omnirelay_realtime_turns_total", event="started")
+    with Relay(gateway) as relay, ThreadPoolExecutor(1) as other:
+        lost = other.submit(lose, relay, turns)
+        url = relay.address.replace("tcp:", "http:")
+        commands = ("--record", f"{sys.executable} record.py", "--play", "dd of=played.raw status=none")
+        shown = run(tmp_path, "voice/talk.py", *commands, OPENAI_BASE_URL=f"{url}/v1")
+        lost.result()
     assert "error" not in shown
+    assert shown.startswith("connecting again\n")
     assert (tmp_path / "played.raw").stat().st_size > 24_000
+    assert resumed() == before + 1
 
 
 def test_a_question_about_what_a_camera_sees(stack: RunningStack, tmp_path: Path) -> None:
@@ -170,6 +197,7 @@ def seen(stack: RunningStack) -> float:
     return told("omnirelay_media_items_total", stage="thinker", kind="video", outcome="decoded")
 
 
+@pytest.mark.long
 def test_the_notebook_of_offline_inference(speaking_checkpoint: Path, tmp_path: Path) -> None:
     threads = {f"OMNIRELAY_STAGES__{stage.upper()}__THREADS": "1" for stage in STAGES}
     shown = run(tmp_path, "offline.ipynb", OMNI_MODEL=str(speaking_checkpoint), **threads)

@@ -117,14 +117,6 @@ def test_sounds_and_pictures_in_and_speech_out(ai: openai.OpenAI) -> None:
     assert answer.usage.prompt_tokens > 100
 
 
-@pytest.mark.parametrize("stream", [True, False])
-def test_a_file_that_is_none_is_refused_before_the_answer_begins(ai: openai.OpenAI, stream: bool) -> None:
-    content: Any = [{"type": "image_url", "image_url": {"url": data_url(b"no picture")}}]
-    with pytest.raises(openai.BadRequestError, match="image 1") as raised:
-        ai.chat.completions.create(messages=[{"role": "user", "content": content}], stream=stream, **HOW)
-    assert raised.value.code == "media_invalid"
-
-
 def test_a_text_is_spoken(ai: openai.OpenAI) -> None:
     with ai.audio.speech.with_streaming_response.create(
         model="omnirelay", input="Good morning.", voice="Chelsie", response_format="wav"
@@ -134,8 +126,7 @@ def test_a_text_is_spoken(ai: openai.OpenAI) -> None:
 
 
 @pytest.mark.parametrize(
-    ("backend", "endpoint"),
-    [("openai-chat", "/v1/chat/completions"), ("openai-responses", "/v1/responses")],
+    ("backend", "endpoint"), [("openai-chat", "/v1/chat/completions"), ("openai-responses", "/v1/responses")]
 )
 def test_vllms_benchmark_drives_it(
     url: str, tiny_checkpoint: Path, tmp_path: Path, backend: str, endpoint: str

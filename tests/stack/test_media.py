@@ -22,7 +22,7 @@ from omnirelay.errors import MediaError, OmniRelayError
 from shared.messages import MediaKind
 from tests.support.answers import Answer as Expected
 from tests.support.answers import Reference
-from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples, to_be_spoken
+from tests.support.conversations import Conversation, Item, Processor, asks, examples, to_be_spoken
 from tests.support.media import clip, picture, spoken
 from tests.support.stack import RunningStack
 
@@ -103,25 +103,6 @@ def test_the_waveform_too(client: Client, answers: dict[str, Expected], referenc
     assert np.abs(result.audio - waveform).max() < 1e-4
 
 
-def test_eight_different_ones_at_once(client: Client, answers: dict[str, Expected]) -> None:
-    names = list(examples())[-8:]
-    asked = {name: ask(client, examples()[name]) for name in names}
-    for name, answer in asked.items():
-        check(answer.result(), answers[name])
-
-
-def test_a_second_turn_over_the_same_files_is_mostly_cached(
-    client: Client, processor: Processor, reference: Reference
-) -> None:
-    files = (Item("image", picture("webp", 41)), Item("audio", spoken("ogg", "Look at the picture.")))
-    first = (Turn("user", files),)
-    ask(client, Conversation(first)).result()
-    second = Conversation((*first, Turn("assistant", ("Yes.",)), Turn("user", ("And what else?",))))
-    result = ask(client, second).result()
-    check(result, expected(second, processor, reference))
-    assert result.done.cached_prompt_tokens >= 128
-
-
 BAD: dict[str, Item] = {
     "a truncated flac": Item("audio", spoken("flac")[:-4_000]),
     "a truncated png": Item("image", picture("png", 1)[:-2_000]),
@@ -152,9 +133,3 @@ def test_more_of_everything_than_is_allowed(client: Client) -> None:
     assert refusal.value.code == "media_too_large"
     with pytest.raises(MediaError, match=r"audio 1: .*max_item_bytes"):
         ask(client, asks(Item("audio", bytes(70 * 2**20)))).result()
-
-
-def test_a_video_without_sound_cannot_be_heard(client: Client) -> None:
-    silent = asks(Item("video", clip("mp4")), "What?", use_audio_in_video=True)
-    with pytest.raises(MediaError, match=r"video 1: .*sound"):
-        ask(client, silent).result()

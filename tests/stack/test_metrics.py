@@ -2,9 +2,10 @@
 
 import pytest
 
+from scripts.reference import METRICS
 from shared.messages import STAGES
-from tests.support.http import PROMETHEUS, Answer, Readings, get
-from tests.support.monitoring import documented, queries
+from tests.support.http import Answer, Readings, get
+from tests.support.monitoring import documented, queries, scraped
 from tests.support.stack import RunningStack, chat_events
 
 SHORT = ("--max-tokens", "8", "--max-codec-tokens", "30", "--seed", "3")
@@ -18,28 +19,11 @@ def read(stack: RunningStack, stage: str) -> Readings:
     return Readings(ask(stack, stage, "/metrics").metrics.values())
 
 
-def test_every_metric_is_documented_with_its_type_and_labels_and_no_other_is(stack: RunningStack) -> None:
-    told: dict[str, tuple[str, frozenset[str]]] = {}
+def test_the_reference_has_every_metric_of_a_stage_and_no_other(stack: RunningStack) -> None:
+    told: dict[str, tuple[str, str]] = {}
     for stage in STAGES:
-        for name, metric in ask(stack, stage, "/metrics").metrics.items():
-            if name.startswith("omnirelay_"):
-                labels = frozenset(label for sample in metric.samples for label in sample.labels) - {"le"}
-                kind, known = told.get(name, (metric.type, frozenset()))
-                assert kind == metric.type
-                assert metric.documentation
-                told[name] = (kind, labels | known)
-    assert told == documented()
-
-
-def test_prometheus_reads_openmetrics_of_every_process(stack: RunningStack) -> None:
-    addresses = [stack.config["stages"][stage]["http"] for stage in STAGES]
-    for address in (*addresses, stack.config["gateway"]["http"]):
-        plain = get(address, "/metrics").metrics.values()
-        families = get(address, "/metrics", headers={"Accept": PROMETHEUS}).openmetrics.values()
-        told, expected = (
-            {sample.name for each in them for sample in each.samples} for them in (families, plain)
-        )
-        assert told == expected
+        told |= scraped(ask(stack, stage, "/metrics").metrics.values())
+    assert told == documented(*METRICS.keys() - {"The gateway"})
 
 
 def test_the_rules_and_the_dashboard_ask_for_metrics_that_are_there(stack: RunningStack) -> None:

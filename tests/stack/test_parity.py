@@ -1,16 +1,20 @@
-"""The whole stack against transformers: greedy, float32, three checkpoints of different shapes."""
+"""The whole stack against transformers: greedy, float32, several shapes of checkpoints, several workers."""
 
 import dataclasses
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 import torch
 
 from checkpoint import RELEASED_VOCABULARY, TINY, CheckpointShape, write_checkpoint
 from omnirelay import ChatResult, Client, GenerateRequest, SamplingOverrides
 from tests.support.answers import Reference
+from tests.support.processes import wait_until
 from tests.support.stack import RunningStack, make_config
+from tests.support.workers import TWO, check_gone, shared_names, workers_of
 
 TEXT_TOKENS = 24
 CODEC_TOKENS = 64
@@ -27,8 +31,9 @@ def shapes() -> dict[str, CheckpointShape]:
         "tiny": TINY,
         "wide heads, one key-value head": dataclasses.replace(
             TINY,
-            thinker=dataclasses.replace(thinker, hidden_size=192, heads=6, key_value_heads=3),
-            talker=dataclasses.replace(talker, hidden_size=160, heads=2, key_value_heads=1, head_dim=64),
+            thinker=thinker | {"hidden_size": 192, "num_attention_heads": 6, "num_key_value_heads": 3},
+            talker=talker
+            | {"hidden_size": 160, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 64},
         ),
         "released vocabulary": dataclasses.replace(TINY, vocabulary=RELEASED_VOCABULARY),
     }
@@ -90,10 +95,9 @@ def check(reference: Reference, prompt: list[int], speaker: str, result: ChatRes
     assert np.sqrt(np.mean(np.square(result.audio))) > 0.01
 
 
-@pytest.mark.parametrize("speaker", ["Chelsie", "Ethan"])
-def test_requests_alone_equal_the_reference(pair: Pair, speaker: str) -> None:
+def test_requests_alone_equal_the_reference(pair: Pair) -> None:
     with Client(pair.stack.address) as client:
-        for prompt in prompts(4, seed=1):
+        for prompt, speaker in zip(prompts(4, seed=1), ("Chelsie", "Ethan") * 2, strict=True):
             check(pair.reference, prompt, speaker, client.chat(request_for(prompt, speaker)).result())
 
 
@@ -117,3 +121,50 @@ def test_a_streamed_answer_has_the_same_tokens_and_length(pair: Pair) -> None:
     assert streamed.audio.shape == whole.audio.shape
     # The look-ahead approximates, but it is the same speech.
     assert np.corrcoef(streamed.audio, whole.audio)[0, 1] > 0.99
+
+
+PARALLEL = {"engine": TWO, "threads": 2}
+
+
+@pytest.fixture(scope="module")
+def parallel(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
+    config = make_config(tiny_checkpoint, stages={"thinker": PARALLEL, "talker": PARALLEL})
+    with RunningStack(config, tmp_path_factory.mktemp("parallel")) as running:
+        yield running
+
+
+def stage_of(stack: RunningStack, name: str) -> psutil.Process:
+    """The process of a stage."""
+    found = [
+        each
+        for each in psutil.Process(stack.process.pid).children(recursive=True)
+        if f"services.{name}" in each.cmdline()
+    ]
+    return found[0]
+
+
+@pytest.mark.long
+def test_answers_of_two_workers_a_stage_equal_the_reference(
+    parallel: RunningStack, reference: Reference
+) -> None:
+    asked = prompts(6, seed=1)[2:]
+    with Client(parallel.address) as client:
+        check(reference, asked[0], "Ethan", client.chat(request_for(asked[0], "Ethan")).result())
+        answers = [client.chat(request_for(prompt, "Chelsie")) for prompt in asked]
+        for prompt, answer in zip(asked, answers, strict=True):
+            check(reference, prompt, "Chelsie", answer.result())
+
+
+@pytest.mark.long
+def test_a_stage_ends_with_a_worker_and_workers_with_their_stage(parallel: RunningStack) -> None:
+    talker, thinker = stage_of(parallel, "talker"), stage_of(parallel, "thinker")
+    below = {each.pid: workers_of(each.pid) for each in (talker, thinker)}
+    assert [len(each) for each in below.values()] == [2, 2]
+    below[talker.pid][0].kill()
+    check_gone([talker, *below[talker.pid]])
+    said = "engine_failed: the talker's engine failed"
+    wait_until(lambda: any(said in line for line in parallel.output), said)
+    thinker.kill()
+    check_gone([thinker, *below[thinker.pid]])
+    parallel.stop()
+    assert shared_names() == set()

@@ -1,65 +1,26 @@
 """Real processes that are killed, frozen and stopped while eight streams run."""
 
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
 
+import psutil
 import pytest
 
-from omnirelay import AudioEvent, Client, GenerateRequest, SamplingOverrides, TextEvent
+from omnirelay import Client
 from shared.messages import STAGES, StageName
+from tests.chaos.streams import Heard, Stream, check_heard, heard_of
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import make_config
 
 pytestmark = pytest.mark.long
 
 STREAMS = 8
-TEXT_TOKENS, CODEC_TOKENS = 60, 240
-
-
-class Heard(NamedTuple):
-    """What a client got."""
-
-    text: list[int]
-    codes: list[int]
-    audio: list[bytes]
-    seqs: list[int]
-    told: list[int]
-
-
-def request_for(number: int) -> GenerateRequest:
-    """Half of them greedy, half drawn with a seed."""
-    draws = SamplingOverrides(
-        max_tokens=TEXT_TOKENS, min_tokens=TEXT_TOKENS, temperature=0.0 if number % 2 else 0.9
-    )
-    return GenerateRequest(
-        prompt_token_ids=[number + 1] * (10 + number),
-        seed=number,
-        chunk_frames=[12, 24, 48, 96],
-        text_sampling=draws,
-        codec_sampling=SamplingOverrides(max_tokens=CODEC_TOKENS, min_tokens=CODEC_TOKENS),
-    )
-
-
-def listen(client: Client, number: int) -> Heard:
-    answer = client.chat(request_for(number))
-    events = list(answer)
-    audio = [event for event in events if isinstance(event, AudioEvent)]
-    told = [token for event in events if isinstance(event, TextEvent) for token in event.token_ids]
-    done = events[-1]
-    assert not isinstance(done, TextEvent | AudioEvent)
-    return Heard(
-        done.text_token_ids,
-        done.codec_token_ids,
-        [event.samples.tobytes() for event in audio],
-        [event.seq for event in audio],
-        told,
-    )
 
 
 def complete(stack: Processes, *stages: StageName) -> None:
@@ -80,7 +41,7 @@ def complete(stack: Processes, *stages: StageName) -> None:
 def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Processes]:
     """Two replicas of each stage."""
     patient = {stage: {"drain_s": 60.0} for stage in STAGES}
-    config = make_config(tiny_checkpoint, gateway={"resume_wait_s": 120.0}, stages=patient)
+    config = make_config(tiny_checkpoint, stages=patient)
     with Processes(config, tmp_path_factory.mktemp("recovery")) as processes:
         processes.start("gateway")
         complete(processes, *STAGES)
@@ -89,8 +50,12 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
 
 @pytest.fixture(scope="module")
 def undisturbed(stack: Processes) -> list[Heard]:
-    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
-        return list(pool.map(lambda number: listen(client, number), range(STREAMS)))
+    with Client(stack.address) as client:
+        return heard_of(eight(client))
+
+
+def eight(client: Client) -> list[Stream]:
+    return [Stream(client, number) for number in range(STREAMS)]
 
 
 def idle(stack: Processes) -> bool:
@@ -115,25 +80,16 @@ def speaking(client: Client) -> bool:
     return counts["thinking"] + counts["talking"] == STREAMS
 
 
-def check(heard: list[Heard], undisturbed: list[Heard]) -> None:
-    for number, (now, before) in enumerate(zip(heard, undisturbed, strict=True)):
-        assert now.seqs == list(range(len(now.seqs))), number
-        assert now.told == now.text, number
-        assert now.text == before.text, number
-        assert now.codes == before.codes, number
-        assert now.audio == before.audio, number
-
-
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("number", [signal.SIGSTOP, signal.SIGKILL])
+@pytest.mark.parametrize(("number", "stage"), [(signal.SIGSTOP, "token2wav"), (signal.SIGKILL, "thinker")])
 def test_a_replica_is_lost_while_eight_streams_run(
     stack: Processes, undisturbed: list[Heard], stage: StageName, number: signal.Signals
 ) -> None:
+    """Another one takes its place; of all stages and faults: ``tests/chaos``."""
     complete(stack, stage)
-    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address) as client:
         wait_until(lambda: idle(stack), "nothing is left of what was before", 60)
         before = client.status().resumes
-        answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
+        streams = eight(client)
         wait_until(lambda: speaking(client), "eight streams run", 60)
         began = time.time()
         stack.signal(stage, number)
@@ -142,14 +98,13 @@ def test_a_replica_is_lost_while_eight_streams_run(
             "the loss is noticed",
             60,
         )
-        check([answer.result(120) for answer in answers], undisturbed)
+        check_heard(streams, undisturbed)
         assert lost_at(stack, stage, began) - began < 2.5, "the heartbeat's timeout, and the ticks"
         assert client.status().resumes > before
         if number == signal.SIGSTOP:
             stack.signal(stage, signal.SIGCONT)
             complete(stack, stage)
         else:
-            # It is started again with those that the next tests kill: starting takes longer than they do.
             stack.kill(stage)
         wait_until(lambda: idle(stack), "nothing is left at the stages", 60)
 
@@ -158,14 +113,64 @@ def test_a_replica_that_is_told_to_stop_ends_well_and_costs_nobody_anything(
     stack: Processes, undisturbed: list[Heard]
 ) -> None:
     complete(stack, *STAGES)
-    with Client(stack.address) as client, ThreadPoolExecutor(STREAMS) as pool:
+    with Client(stack.address) as client:
         for stage in STAGES:
-            answers = [pool.submit(listen, client, number) for number in range(STREAMS)]
+            streams = eight(client)
             wait_until(lambda: speaking(client), "eight streams run", 60)
             before = client.status().resumes
             stack.signal(stage, signal.SIGTERM)
             process = stack.running.pop(stage)
-            check([answer.result(120) for answer in answers], undisturbed)
+            check_heard(streams, undisturbed)
             assert process.wait(60) == 0
             assert client.status().resumes == before, "all could end in time"
     complete(stack, *STAGES)
+
+
+PLACES = 4
+DRAIN_S = 60.0
+END_S = 90.0
+
+
+@pytest.fixture
+def directory(tmp_path: Path) -> Iterator[Path]:
+    """Where the processes leave their logs, and nothing else."""
+    yield tmp_path
+    assert {path.suffix for path in tmp_path.iterdir()} == {".log", ".yaml"}
+
+
+def all_end(stack: Processes, within_s: float) -> None:
+    """Tell all at once, and again as a launcher does; none leaves a process, a port, or a status but 0."""
+    family = [child for each in stack.running.values() for child in _family(each.pid)]
+    for name in stack.running:
+        stack.signal(name, signal.SIGTERM)
+        stack.signal(name, signal.SIGINT)
+    for name, process in stack.running.items():
+        assert process.wait(within_s) == 0, stack.log(name)
+        assert "Traceback" not in stack.log(name)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    gateway, stages = stack.config["gateway"], stack.config["stages"].values()
+    addresses = [gateway[key] for key in ("listen", "events", "control", "http")]
+    for address in (*addresses, *(each[key] for each in stages for key in ("inbox", "http"))):
+        with closing(socket.socket()) as probe:
+            assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
+
+
+def _family(pid: int) -> list[psutil.Process]:
+    process = psutil.Process(pid)
+    return [process, *process.children(recursive=True)]
+
+
+def test_requests_in_work_and_in_line_end_unbroken_when_all_are_told_to_stop(
+    tiny_checkpoint: Path, directory: Path
+) -> None:
+    gateway = {"drain_s": DRAIN_S, "limits": {"max_active": PLACES}}
+    stages = {stage: {"drain_s": DRAIN_S} for stage in STAGES}
+    config = make_config(tiny_checkpoint, gateway=gateway, stages=stages)
+    with Processes(config, directory) as stack, Client(stack.start_all().address) as client:
+        undisturbed = heard_of(eight(client))
+        streams = eight(client)
+        wait_until(lambda: client.status().requests["queued"] == STREAMS - PLACES, "some wait in line")
+        all_end(stack, END_S)
+        check_heard(streams, undisturbed)
+        assert not any("is resumed" in line for line in stack.log("gateway").splitlines())

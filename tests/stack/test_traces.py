@@ -1,18 +1,16 @@
 """One trace a request across the four processes."""
 
 import re
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import Any
 
 import httpx
 import pytest
 
-from benchmarks.measure.otlp import Collector, Span, Trace
 from omnirelay import Client, SamplingOverrides
-from omnirelay.errors import CancelledRequestError, MediaError
+from omnirelay.errors import MediaError
 from shared.messages import STAGES
 from tests.support.media import picture, spoken
+from tests.support.otlp import Collector, Span, Trace
 from tests.support.stack import RunningStack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/traces.md"
@@ -109,61 +107,6 @@ def test_a_client_that_traces_finds_all_of_it_below_its_own_span(
     assert names(trace.below(trace.root)) == ["prepare", "queue", "thinker"]
     assert names(trace.below(trace["thinker"])) == ["queue", "prefill", "decode"]
     check_times(trace)
-
-
-def test_requests_at_once_are_not_mixed(stack: RunningStack, collector: Collector) -> None:
-    with Client(stack.address) as client, ThreadPoolExecutor(6) as pool:
-
-        def ask(number: int) -> Any:
-            short = SamplingOverrides(max_tokens=4 + number)
-            return client.chat(f"Hello {number}", text_sampling=short, codec_sampling=short).result().done
-
-        answers = list(pool.map(ask, range(6)))
-    traces = [collector.request(done.request_id, *STAGES) for done in answers]
-    assert len({trace.root.trace_id for trace in traces}) == 6
-    for trace in traces:
-        assert names(trace.below(trace.root)) == ["prepare", "queue", *STAGES]
-        assert set(stage_spans(trace)) == set(STAGES)
-        check_times(trace)
-
-
-def test_a_file_that_is_none_is_an_error_of_the_thinker(stack: RunningStack, collector: Collector) -> None:
-    with Client(stack.address) as client:
-        answer = client.chat(WORD, images=b"no picture")
-        with pytest.raises(MediaError):
-            answer.result()
-        request_id = answer.request_id
-    assert request_id is not None
-    trace = collector.request(request_id, "thinker")
-    assert (trace.root.error, trace.root.attributes["omnirelay.outcome"]) == ("media_invalid", "refused")
-    thinker = stage_spans(trace)["thinker"]
-    assert (thinker.error, thinker.attributes["omnirelay.outcome"]) == ("media_invalid", "failed")
-    assert names(trace.below(thinker)) == ["media"]
-    assert WORD not in repr(trace.spans)
-
-
-def test_a_request_that_is_cancelled_is_given_up_everywhere(
-    stack: RunningStack, collector: Collector
-) -> None:
-    long = SamplingOverrides(max_tokens=1000, min_tokens=900)
-    with Client(stack.address) as client:
-        answer = client.chat("Talk for ever", text_sampling=long, codec_sampling=long)
-        events = iter(answer)
-        while not hasattr(next(events), "samples"):
-            pass
-        answer.cancel()
-        with pytest.raises(CancelledRequestError):
-            answer.result()
-        request_id = answer.request_id
-    assert request_id is not None
-    trace = collector.request(request_id, *STAGES)
-    assert (trace.root.error, trace.root.attributes["omnirelay.outcome"]) == (None, "cancelled")
-    assert set(trace.root.events) == {"first_text", "first_audio"}
-    spans = stage_spans(trace)
-    # The text may have been written to its end before anything was heard, on a busy machine.
-    assert spans.pop("thinker").attributes["omnirelay.outcome"] in ("aborted", "completed")
-    for span in spans.values():
-        assert (span.error, span.attributes["omnirelay.outcome"]) == (None, "aborted")
 
 
 def test_all_that_is_told_is_documented_and_nothing_else_is(

@@ -66,14 +66,6 @@ class Reference:
             self._answers[key] = self.answers_to(inputs, speaker=speaker, **options)[0]
         return self._answers[key]
 
-    def padded(self, prompts: list[list[int]], *, speaker: str = "Ethan", **options: Any) -> list[Answer]:
-        """What it answers to prompts of different lengths in one batch, padded on the left."""
-        longest = max(map(len, prompts))
-        pad = self.model.config.thinker_config.pad_token_id
-        ids = torch.tensor([[pad] * (longest - len(prompt)) + prompt for prompt in prompts])
-        mask = torch.tensor([[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts])
-        return self.answers_to({"input_ids": ids, "attention_mask": mask}, speaker=speaker, **options)
-
     def answers_to(
         self,
         inputs: dict[str, torch.Tensor],
@@ -98,10 +90,7 @@ class Reference:
         ids = torch.tensor([prompt])
         with torch.inference_mode():
             sequence = self.model.thinker.generate(
-                input_ids=ids,
-                attention_mask=torch.ones_like(ids),
-                max_new_tokens=max_tokens,
-                do_sample=False,
+                input_ids=ids, attention_mask=torch.ones_like(ids), max_new_tokens=max_tokens, do_sample=False
             )
         reply: list[int] = sequence[0, len(prompt) :].tolist()
         return reply
@@ -194,10 +183,7 @@ def cut_padding(answer: Answer, end: int) -> Answer:
     # Its own reply has a row fewer than tokens; then come the rows of the text end and pad tokens.
     kept = len(answer.prompt) + 1 + (length - 1) + 2
     return replace(
-        answer,
-        text=answer.text[:length],
-        rows=answer.rows[:kept],
-        positions=answer.positions[:, :kept],
+        answer, text=answer.text[:length], rows=answer.rows[:kept], positions=answer.positions[:, :kept]
     )
 
 

@@ -1,9 +1,13 @@
-"""Limits for decoding in tests."""
+"""Decoding in tests."""
 
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
 
+from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media.decode.process import WORKER
 from services.thinker.media.decoded import Decoded, DecodedAudio, DecodedImage
 from services.thinker.media.limits import DecodeLimits
 
@@ -21,6 +25,16 @@ LIMITS = DecodeLimits(
 def limits(**changes: Any) -> DecodeLimits:
     """The limits, but for some of them."""
     return msgspec.structs.replace(LIMITS, **changes)
+
+
+@contextmanager
+def decoding(command: Sequence[str] = WORKER, **changes: Any) -> Iterator[MediaDecoder]:
+    """A decoder within the limits, but for some of them, that is closed at the end."""
+    decoder = MediaDecoder(limits(**changes), command=command)
+    try:
+        yield decoder
+    finally:
+        decoder.close()
 
 
 def nbytes(decoded: Decoded) -> int:

@@ -66,9 +66,7 @@ class Held:
             chunk_samples=[len(chunk) // SAMPLE_BYTES for chunk in self.audio],
         )
         resume = Resume(
-            text_token_ids=self.text,
-            finish_reason=self.text_end,
-            speech=speech if request.speech else None,
+            text_token_ids=self.text, finish_reason=self.text_end, speech=speech if request.speech else None
         )
         return msgspec.structs.replace(request, request_id=name, resume=resume)
 

@@ -74,6 +74,13 @@ class Processes:
                 env=inherited() | changes | self.environment(name),
             )
 
+    def start_all(self) -> Self:
+        """Start a gateway and the stages, and wait until they take requests."""
+        for name in ("gateway", *STAGES):
+            self.start(name)
+        wait_until(self.ready, "the stack is ready")
+        return self
+
     def module(self, name: str) -> list[str]:
         """What is run as a process: a module, and arguments before those that all have."""
         stage = name.partition(" ")[0]

@@ -15,10 +15,12 @@ class Relay:
 
     Attributes:
         address: Where it listens.
+        refuses: Whether new connections are ended at once.
     """
 
     def __init__(self, target: str) -> None:
         self.address = f"tcp://127.0.0.1:{free_ports(1)[0]}"
+        self.refuses = False
         self._target = target
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="relay", daemon=True)
@@ -56,6 +58,9 @@ class Relay:
 
     async def _relay(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         self._writers.append(writer)
+        if self.refuses:
+            writer.transport.abort()
+            return
         try:
             there, back = await asyncio.open_connection(*parse_tcp(self._target))
         except OSError:

@@ -13,8 +13,6 @@ from tests.support.stack import free_addresses, make_config
 from tests.support.victim import ORDER_VARIABLE
 
 STREAMS: Final = 8
-RESUME_WAIT_S: Final = 180.0
-"""Longer than a stage takes to start on a machine that has other work."""
 STEP_TIMEOUT_S: Final = 8.0
 """Longer than any step takes on a machine that has other work, and no longer than a test can wait."""
 DRAIN_S: Final = 60.0
@@ -67,7 +65,6 @@ class RestartingStack(Processes):
         free = iter(free_addresses(2 * (gateways - 1)))
         gateway = {
             "others": [{"events": events, "control": next(free)} for events in free],
-            "resume_wait_s": RESUME_WAIT_S,
             "step_timeout_s": STEP_TIMEOUT_S,
             "drain_s": DRAIN_S,
             "limits": {"max_active": max_active},

@@ -56,13 +56,7 @@ def make_config(model: Path, **changes: Any) -> dict[str, Any]:
     addresses = zip(stages, others[:3], others[3:], strict=True)
     config: dict[str, Any] = {
         "model": str(model),
-        "gateway": {
-            "listen": listen,
-            "events": events,
-            "control": control,
-            "http": api,
-            "monitor": monitor,
-        },
+        "gateway": {"listen": listen, "events": events, "control": control, "http": api, "monitor": monitor},
         "stages": {name: {"inbox": inbox, "http": http, "threads": 1} for name, inbox, http in addresses},
     }
     return merge(config, changes)
@@ -151,12 +145,7 @@ def omnirelay(
 ) -> "subprocess.CompletedProcess[str]":
     """Run the command line as a user does, with lines that come from a pipe."""
     return subprocess.run(
-        [COMMAND, *arguments],
-        input=lines,
-        capture_output=True,
-        text=True,
-        timeout=timeout_s,
-        check=False,
+        [COMMAND, *arguments], input=lines, capture_output=True, text=True, timeout=timeout_s, check=False
     )
 
 

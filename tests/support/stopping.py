@@ -55,9 +55,7 @@ def stage() -> Kind:
 
     prepare_environment(Token2WavConfig())
     return Kind(
-        lambda: run_stage("token2wav", Token2WavInput, build),
-        Start.__init__.__code__,
-        StageLoop.run.__code__,
+        lambda: run_stage("token2wav", Token2WavInput, build), Start.__init__.__code__, StageLoop.run.__code__
     )
 
 

@@ -2,7 +2,7 @@
 
 import itertools
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +25,25 @@ from shared.messages import (
     SynthesisStart,
     Token2WavInput,
 )
-from shared.vllm.pieces import PieceSize
+from shared.vllm.generating import PieceSize
 from shared.vllm.tensors import pack_positions, pack_rows
-from tests.support.answers import Answer
+from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.edges import Edge, MakeEdge
 from tests.support.steps import StepRecord
-from tests.support.thinking import speech_of
+from tests.support.thinking import Rig, speech_of
+
+
+def ask(reference: Reference, length: int, seed: int = 0, **options: Any) -> Answer:
+    """What transformers answers to a random prompt, in 20 text and 60 codec tokens unless told otherwise."""
+    values = {"thinker_max_new_tokens": 20, "talker_max_new_tokens": 60} | options
+    return reference.answer(random_prompt(length, seed), **values)
+
+
+def check_codes(rig: "TalkerRig", answers: Mapping[str, Answer]) -> None:
+    """Whether all were spoken as transformers speaks them."""
+    assert {name: rig.codes(name) for name in answers} == {
+        name: answer.codes for name, answer in answers.items()
+    }
 
 
 def start_of(
@@ -78,7 +91,7 @@ def rows_message(
     )
 
 
-class TalkerRig:
+class TalkerRig(Rig):
     """A talker in the test's process, and all that came out of it."""
 
     def __init__(self, model: Path, make_edge: MakeEdge, **engine: Any) -> None:
@@ -95,9 +108,7 @@ class TalkerRig:
         assert self.service.active_requests() == []
         assert self.scheduler.held_bytes == 0
         # Not what the machine's speed has made of it.
-        self.scheduler.pieces.size = PieceSize(
-            self.engine.vllm_config.scheduler_config.max_num_batched_tokens
-        )
+        self.scheduler.piece = PieceSize(self.engine.vllm_config.scheduler_config.max_num_batched_tokens)
         self.steps = StepRecord(self.scheduler)
         self.deltas: dict[str, list[CodecDelta]] = defaultdict(list)
         self.starts: dict[str, SynthesisStart] = {}
@@ -117,9 +128,7 @@ class TalkerRig:
 
     def take(self, request_id: str, answer: Answer, *cuts: int, **speech: Any) -> None:
         """Announce an answer and give all its rows."""
-        self.service.accept(start_of(request_id, answer, speech_of(**speech)))
-        for message in rows_of(request_id, answer, *cuts):
-            self.service.accept(message)
+        self.accept(start_of(request_id, answer, speech_of(**speech)), *rows_of(request_id, answer, *cuts))
 
     def step(self) -> dict[str, OmniRelayError]:
         """One step, and all that it sent; nothing may be computed whose row is not there."""
@@ -133,8 +142,7 @@ class TalkerRig:
 
     def run(self) -> None:
         """Step until all that was taken is spoken; nothing may fail."""
-        while self.service.ready:
-            assert self.step() == {}
+        self.settle()
         self.check_silent()
 
     def check_empty(self) -> None:

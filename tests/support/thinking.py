@@ -2,10 +2,12 @@
 
 import os
 import select
+from abc import ABC, abstractmethod
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 
@@ -31,10 +33,13 @@ from shared.messages import (
     ThinkerInput,
     ThinkRequest,
 )
-from shared.vllm.pieces import PieceSize
+from shared.vllm.generating import PieceSize
 from shared.vllm.tensors import unpack_positions, unpack_rows
 from tests.support.edges import Edge, MakeEdge
 from tests.support.steps import StepRecord
+
+if TYPE_CHECKING:
+    from tests.support.conversations import Conversation, Processor
 
 PREPARED_S = 60.0
 
@@ -82,6 +87,20 @@ def thinker_request(
     )
 
 
+def request_about(
+    request_id: str, conversation: "Conversation", processor: "Processor", **options: Any
+) -> ThinkRequest:
+    """A request about a conversation, spoken unless told otherwise."""
+    values = {"speech": speech_of()} | options
+    return thinker_request(
+        request_id,
+        processor.prompt(conversation),
+        media=conversation.media,
+        use_audio_in_video=conversation.use_audio_in_video,
+        **values,
+    )
+
+
 def early_request(
     request_id: str,
     prompt: list[int],
@@ -101,7 +120,54 @@ def early_request(
     )
 
 
-class ThinkerRig:
+class Rig(ABC):
+    """A stage in the test's process."""
+
+    service: Any
+    engine: Any
+
+    @abstractmethod
+    def forget(self) -> None:
+        """Start anew: nothing may be in work."""
+
+    @abstractmethod
+    def step(self) -> dict[str, OmniRelayError]:
+        """One step, and all that it sent."""
+
+    @property
+    def runner(self) -> Any:
+        """vLLM's, of the only worker."""
+        return self.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+    def accept(self, *messages: Any) -> None:
+        for message in messages:
+            self.service.accept(message)
+
+    def advance(self, steps: int) -> None:
+        """So many steps, in which nothing may fail."""
+        for _ in range(steps):
+            assert self.step() == {}
+
+    def settle(self) -> None:
+        """Step while there is something to do; nothing may fail."""
+        while self.service.ready:
+            assert self.step() == {}
+
+
+AnyRig = TypeVar("AnyRig", bound=Rig)
+
+
+def fresh(rig: AnyRig) -> Iterator[AnyRig]:
+    """A rig with nothing in it, before and after a test."""
+    rig.forget()
+    yield rig
+    for request_id in rig.service.active_requests():
+        rig.service.abort(request_id)
+    while rig.service.ready:
+        rig.step()
+
+
+class ThinkerRig(Rig):
     """A thinker in the test's process, and all that came out of it."""
 
     def __init__(
@@ -125,9 +191,7 @@ class ThinkerRig:
         """Start anew: nothing may be in work."""
         assert self.service.active_requests() == []
         # Not what the machine's speed has made of it.
-        self.scheduler.pieces.size = PieceSize(
-            self.engine.vllm_config.scheduler_config.max_num_batched_tokens
-        )
+        self.scheduler.piece = PieceSize(self.engine.vllm_config.scheduler_config.max_num_batched_tokens)
         self.steps = StepRecord(self.scheduler)
         self.texts: dict[str, list[TextDelta]] = defaultdict(list)
         self.starts: dict[str, SpeechStart] = {}
@@ -142,7 +206,7 @@ class ThinkerRig:
     @property
     def model(self) -> Any:
         """The model that the engine runs."""
-        return self.engine.model_executor.driver_worker.worker.model_runner.model
+        return self.runner.model
 
     def step(self) -> dict[str, OmniRelayError]:
         """One step, and all that it sent."""
@@ -154,8 +218,7 @@ class ThinkerRig:
 
     def run(self, *requests: ThinkerInput) -> None:
         """Take requests, wait until all media are prepared, and step until all is done; none may fail."""
-        for request in requests:
-            self.service.accept(request)
+        self.accept(*requests)
         while len(self.service._preparer._outcomes) < len(self.service._preparing):
             self._wait_for_media()
         while self.service.active_requests():
@@ -175,10 +238,12 @@ class ThinkerRig:
             self.service.accept(request)
         except RequestError as error:
             return error
-        self.wait()
-        failed = self.step()[request.request_id]
+        failures: dict[str, OmniRelayError] = {}
+        while request.request_id not in failures:
+            self.wait()
+            failures |= self.step()
         self.service.abort(request.request_id)
-        return failed
+        return failures[request.request_id]
 
     def collect(self) -> None:
         """Sort what was sent; deltas, and rows of a request, must be numbered without gap."""
@@ -204,6 +269,12 @@ class ThinkerRig:
 
     def text(self, request_id: str) -> list[int]:
         return [token for delta in self.texts[request_id] for token in delta.token_ids]
+
+    def usage(self, request_id: str) -> PromptUsage:
+        """What is told of its prompt with its first token."""
+        usage = self.texts[request_id][0].prompt
+        assert usage is not None
+        return usage
 
     def reason(self, request_id: str) -> FinishReason | None:
         return self.texts[request_id][-1].finish_reason
@@ -235,3 +306,21 @@ class ThinkerRig:
         assert message.start == sum(earlier.rows.shape[0] for earlier in track)
         assert not any(earlier.last for earlier in track)
         track.append(message)
+
+
+MakeThinker = Callable[..., ThinkerRig]
+
+
+def kept_thinkers(make_edge: MakeEdge, **common: Any) -> Iterator[MakeThinker]:
+    """Gives the session's thinker of a kind: one that is collected takes vLLM's process groups with it."""
+    kept: list[ThinkerRig] = []
+
+    @cache
+    def make(model: Path, **engine: Any) -> ThinkerRig:
+        kept.append(ThinkerRig(model, make_edge, **(common | engine)))
+        return kept[-1]
+
+    yield make
+    for rig in kept:
+        rig.service._grammars.close()
+        rig.service._preparer.close()

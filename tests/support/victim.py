@@ -26,7 +26,6 @@ EXIT_STATUS: Final = 70
 
 Moment = Literal["before", "after"]
 """Of the step: nothing of it was done, or all of it, and what came out is on its way."""
-Failure = Literal["hang", "exit", "memory", "device memory"]
 
 Poison = Literal["poison", "segfault"]
 POISONS: Final[tuple[Poison, ...]] = ("poison", "segfault")

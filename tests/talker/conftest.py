@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -11,6 +12,7 @@ from safetensors.torch import load_file, save_file
 from tests.support.answers import CODEC_ENDS, Reference
 from tests.support.edges import MakeEdge
 from tests.support.talking import TalkerRig
+from tests.support.thinking import fresh
 
 BLOCK_SIZE = 32
 BLOCK_BYTES = 3 * BLOCK_SIZE * 512
@@ -19,20 +21,19 @@ TIGHT_BLOCKS = 14
 CODEC_START = 8293
 
 
-def fresh(rig: TalkerRig) -> Iterator[TalkerRig]:
-    """A rig with nothing in it, before and after a test."""
-    rig.forget()
-    yield rig
-    for request_id in rig.service.active_requests():
-        rig.service.abort(request_id)
-    while rig.service.ready:
-        rig.step()
+MakeTalker = Callable[..., TalkerRig]
 
 
 @pytest.fixture(scope="session")
-def plain_talker(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
+def kept_talker(make_edge: MakeEdge) -> MakeTalker:
+    """Gives the session's talker of a kind."""
+    return cache(lambda model, **engine: TalkerRig(model, make_edge, **engine))
+
+
+@pytest.fixture(scope="session")
+def plain_talker(tiny_checkpoint: Path, kept_talker: MakeTalker) -> TalkerRig:
     """A talker with room for everything; tests of one example take ``talker``."""
-    return TalkerRig(tiny_checkpoint, make_edge)
+    return kept_talker(tiny_checkpoint)
 
 
 @pytest.fixture
@@ -41,11 +42,11 @@ def talker(plain_talker: TalkerRig) -> Iterator[TalkerRig]:
     yield from fresh(plain_talker)
 
 
-@pytest.fixture(scope="session")
-def _tight(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
-    rig = TalkerRig(
+@pytest.fixture
+def tight_talker(tiny_checkpoint: Path, kept_talker: MakeTalker) -> Iterator[TalkerRig]:
+    """A talker whose KV cache is too small for several requests, and which computes 96 tokens a step."""
+    rig = kept_talker(
         tiny_checkpoint,
-        make_edge,
         block_size=BLOCK_SIZE,
         max_model_len=320,
         max_num_batched_tokens=96,
@@ -53,47 +54,25 @@ def _tight(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
     )
     # One block is vLLM's null block.
     assert rig.steps.blocks == TIGHT_BLOCKS
-    return rig
+    yield from fresh(rig)
 
 
 @pytest.fixture
-def tight_talker(_tight: TalkerRig) -> Iterator[TalkerRig]:
-    """A talker whose KV cache is too small for several requests, and which computes 96 tokens a step."""
-    yield from fresh(_tight)
-
-
-@pytest.fixture(scope="session")
-def other_plain_talker(other_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
-    """A talker of other sizes; tests of one example take ``other_talker``."""
-    return TalkerRig(other_checkpoint, make_edge, block_size=BLOCK_SIZE, max_num_batched_tokens=100)
-
-
-@pytest.fixture
-def other_talker(other_plain_talker: TalkerRig) -> Iterator[TalkerRig]:
+def other_talker(other_checkpoint: Path, kept_talker: MakeTalker) -> Iterator[TalkerRig]:
     """A talker of other sizes, which computes at most 100 tokens in a step."""
-    yield from fresh(other_plain_talker)
-
-
-@pytest.fixture(scope="session")
-def _pair(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
-    return TalkerRig(tiny_checkpoint, make_edge, max_num_seqs=2)
+    yield from fresh(kept_talker(other_checkpoint, block_size=BLOCK_SIZE, max_num_batched_tokens=100))
 
 
 @pytest.fixture
-def pair_talker(_pair: TalkerRig) -> Iterator[TalkerRig]:
+def pair_talker(tiny_checkpoint: Path, kept_talker: MakeTalker) -> Iterator[TalkerRig]:
     """A talker with places for two requests."""
-    yield from fresh(_pair)
-
-
-@pytest.fixture(scope="session")
-def _half(tiny_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
-    return TalkerRig(tiny_checkpoint, make_edge, dtype="bfloat16")
+    yield from fresh(kept_talker(tiny_checkpoint, max_num_seqs=2))
 
 
 @pytest.fixture
-def half_talker(_half: TalkerRig) -> Iterator[TalkerRig]:
+def half_talker(tiny_checkpoint: Path, kept_talker: MakeTalker) -> Iterator[TalkerRig]:
     """A talker in bfloat16."""
-    yield from fresh(_half)
+    yield from fresh(kept_talker(tiny_checkpoint, dtype="bfloat16"))
 
 
 @pytest.fixture(scope="session")
@@ -121,15 +100,10 @@ def odd_reference(odd_checkpoint: Path) -> Reference:
     return reference
 
 
-@pytest.fixture(scope="session")
-def _odd(odd_checkpoint: Path, make_edge: MakeEdge) -> TalkerRig:
-    return TalkerRig(odd_checkpoint, make_edge)
-
-
 @pytest.fixture
-def odd_talker(_odd: TalkerRig) -> Iterator[TalkerRig]:
+def odd_talker(odd_checkpoint: Path, kept_talker: MakeTalker) -> Iterator[TalkerRig]:
     """A talker that likes best what it must not draw, and ends by the pad token."""
-    yield from fresh(_odd)
+    yield from fresh(kept_talker(odd_checkpoint))
 
 
 def _not_in_the_table(checkpoint: Path) -> list[int]:

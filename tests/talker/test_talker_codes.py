@@ -1,5 +1,7 @@
-"""The talker's codec ids equal transformers', however and whenever its rows arrive."""
+"""The talker's codec ids equal transformers', however and whenever its rows arrive, by one worker or two."""
 
+from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -7,18 +9,25 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import TalkerInput
-from tests.support.answers import Answer, Reference, cut_padding, random_prompt
-from tests.support.talking import TalkerRig, rows_of, start_of
+from tests.support.answers import Answer, Reference
+from tests.support.edges import MakeEdge
+from tests.support.http import Change
+from tests.support.talking import TalkerRig, ask, rows_of, start_of
 from tests.support.thinking import speech_of
+from tests.support.workers import TWO, check_gone, prepare_two, shared_names, workers_of_engine
 from tests.talker.conftest import BLOCK_SIZE, CODEC_START
 
 LENGTHS = (1, 7, 130, 2000)
 MIXED = (1, 7, 130, 2000, 33, 64, 300, 2)
 
 
-def ask(reference: Reference, length: int, seed: int = 0, **options: Any) -> Answer:
-    values = {"thinker_max_new_tokens": 20, "talker_max_new_tokens": 60} | options
-    return reference.answer(random_prompt(length, seed), **values)
+def check_all(rig: TalkerRig, answers: Mapping[str, Answer], **speech: Any) -> None:
+    """Let all of them be spoken together, and compare."""
+    for name, answer in answers.items():
+        rig.take(name, answer, **speech)
+    rig.run()
+    for name, answer in answers.items():
+        check(rig, name, answer)
 
 
 def check(rig: TalkerRig, name: str, answer: Answer) -> None:
@@ -31,8 +40,7 @@ def test_greedy_codes_are_transformers_codes(talker: TalkerRig, reference: Refer
     answer = ask(reference, length)
     speech = speech_of(seed=9)
     talker.service.accept(start_of("a", answer, speech, priority=3))
-    for message in rows_of("a", answer):
-        talker.service.accept(message)
+    talker.accept(*rows_of("a", answer))
     talker.run()
     check(talker, "a", answer)
     assert (talker.starts["a"].speech, talker.starts["a"].priority) == (speech, 3)
@@ -40,12 +48,8 @@ def test_greedy_codes_are_transformers_codes(talker: TalkerRig, reference: Refer
 
 def test_eight_at_once_each_get_their_own_codes(talker: TalkerRig, reference: Reference) -> None:
     answers = {f"r{length}": ask(reference, length) for length in MIXED}
-    for name, answer in answers.items():
-        talker.take(name, answer)
-    talker.run()
+    check_all(talker, answers)
     assert max(len(step) for step in talker.steps.scheduled) == 8
-    for name, answer in answers.items():
-        check(talker, name, answer)
     assert len({tuple(answer.codes) for answer in answers.values()}) == 8
 
 
@@ -55,37 +59,27 @@ def test_heads_and_embeddings_of_other_sizes(other_talker: TalkerRig, other_refe
     assert config.num_key_value_heads < config.num_attention_heads
     assert config.embedding_size != config.hidden_size
     answers = {f"r{length}": ask(other_reference, length) for length in (1, 9, 350)}
-    for name, answer in answers.items():
-        other_talker.take(name, answer)
-    other_talker.run()
-    for name, answer in answers.items():
-        check(other_talker, name, answer)
+    check_all(other_talker, answers)
 
 
 def test_rows_one_by_one_with_steps_in_between(talker: TalkerRig, reference: Reference) -> None:
     answer = ask(reference, 33)
-    speak_one_by_one(talker, answer)
+    talker.accept(start_of("a", answer))
+    for arrived, message in enumerate(rows_of("a", answer, *range(1, answer.rows.shape[0])), start=1):
+        talker.accept(message)
+        if arrived < answer.prompt_positions:
+            assert not talker.service.ready
+            assert talker.step() == {}
+            assert not talker.codes("a")
+        elif not message.last:
+            talker.settle()
+            # Each row is worth one code, at once.
+            assert len(talker.codes("a")) == min(arrived - answer.prompt_positions + 1, len(answer.codes))
+    talker.run()
     check(talker, "a", answer)
     prompt, *decoded = talker.steps.of("a")
     assert prompt == answer.prompt_positions
-    assert decoded == [1] * (len(decoded))
-
-
-def speak_one_by_one(rig: TalkerRig, answer: Answer) -> None:
-    rig.service.accept(start_of("a", answer))
-    cuts = range(1, answer.rows.shape[0])
-    for arrived, message in enumerate(rows_of("a", answer, *cuts), start=1):
-        rig.service.accept(message)
-        if arrived < answer.prompt_positions:
-            assert not rig.service.ready
-            assert rig.step() == {}
-            assert not rig.codes("a")
-        while not message.last and rig.service.ready:
-            assert rig.step() == {}
-        if answer.prompt_positions <= arrived and not message.last:
-            # Each row is worth one code, at once.
-            assert len(rig.codes("a")) == min(arrived - answer.prompt_positions + 1, len(answer.codes))
-    rig.run()
+    assert decoded == [1] * len(decoded)
 
 
 @settings(max_examples=12, deadline=None, derandomize=True)
@@ -114,12 +108,10 @@ def test_codes_do_not_depend_on_when_rows_arrive(
 def test_codes_after_preemption(tight_talker: TalkerRig, reference: Reference) -> None:
     # Of 14 blocks, three prompts take twelve; what is spoken needs more than the two that are left.
     answers = {f"r{seed}": ask(reference, 100, seed=seed) for seed in range(4)}
-    for name, answer in answers.items():
-        tight_talker.take(name, answer)
-    tight_talker.run()
-    assert tight_talker.steps.preemptions.total() > 0
-    for name, answer in answers.items():
-        check(tight_talker, name, answer)
+    change = Change(tight_talker.service.collect)
+    check_all(tight_talker, answers)
+    told = change("omnirelay_preemptions_total", stage="talker")
+    assert told >= tight_talker.steps.preemptions.total() > 0
     preempted, _ = tight_talker.steps.preemptions.most_common(1)[0]
     assert sum(tight_talker.steps.of(preempted)) > 102 + 60 + 102
 
@@ -133,13 +125,11 @@ def test_a_held_request_is_preempted_and_goes_on(tight_talker: TalkerRig, refere
     rig, speech = tight_talker, speech_of(max_tokens=100, min_tokens=100)
     rig.service.accept(start_of("held", held, speech, priority=9))
     rig.service.accept(rows[0])
-    while rig.service.ready:
-        rig.step()
+    rig.settle()
     assert len(rig.codes("held")) == 4
     for index, answer in enumerate(others):
         rig.take(f"r{index}", answer, max_tokens=100, min_tokens=100)
-    while rig.service.ready:
-        rig.step()
+    rig.settle()
     assert rig.steps.preemptions["held"] > 0
     assert rig.service.active_requests() == ["held"]
     assert len(rig.codes("held")) == 4
@@ -151,43 +141,31 @@ def test_a_held_request_is_preempted_and_goes_on(tight_talker: TalkerRig, refere
         check(rig, f"r{index}", answer)
 
 
-def test_the_repetition_penalty_counts_and_is_transformers(talker: TalkerRig, reference: Reference) -> None:
-    answers = {}
-    for penalty in (1.0, 1.05, 1.7):
-        answers[f"p{penalty}"] = ask(reference, 33, talker_repetition_penalty=penalty)
-        talker.take(f"p{penalty}", answers[f"p{penalty}"], repetition_penalty=penalty)
-    talker.run()
-    for name, answer in answers.items():
-        check(talker, name, answer)
-    assert len({tuple(answer.codes) for answer in answers.values()}) > 1
+def test_penalties_and_voices_are_transformers_and_make_other_codes(
+    talker: TalkerRig, reference: Reference
+) -> None:
+    for option, values in (("repetition_penalty", (1.0, 1.05, 1.7)), ("speaker", ("Chelsie", "Ethan"))):
+        key = option if option == "speaker" else f"talker_{option}"
+        asked: list[dict[str, Any]] = [{key: value} for value in values]
+        answers = {str(value): ask(reference, 33, **each) for value, each in zip(values, asked, strict=True)}
+        for value, answer in zip(values, answers.values(), strict=True):
+            talker.take(str(value), answer, **{option: value})
+        talker.run()
+        for name, answer in answers.items():
+            check(talker, name, answer)
+        assert len({tuple(answer.codes) for answer in answers.values()}) > 1
 
 
-def test_the_two_voices_say_different_codes(talker: TalkerRig, reference: Reference) -> None:
-    answers = {name: ask(reference, 33, speaker=name) for name in ("Chelsie", "Ethan")}
-    for name, answer in answers.items():
-        talker.take(name, answer)
-    talker.run()
-    for name, answer in answers.items():
-        check(talker, name, answer)
-    assert talker.codes("Chelsie") != talker.codes("Ethan")
-
-
-def test_the_last_row_repeats_when_the_text_is_used_up(talker: TalkerRig, reference: Reference) -> None:
-    answer = ask(reference, 7, thinker_max_new_tokens=3, talker_max_new_tokens=120)
-    talker.take("a", answer, max_tokens=120)
-    talker.run()
-    check(talker, "a", answer)
-    assert len(talker.codes("a")) > answer.rows.shape[0] - answer.prompt_positions + 40
-
-
-def test_the_end_token_stops_and_is_not_delivered(talker: TalkerRig, reference: Reference) -> None:
-    answer = ask(reference, 2000)
-    assert answer.ended
-    talker.take("a", answer)
-    talker.run()
-    check(talker, "a", answer)
-    assert 0 < len(answer.codes) < 60
-    assert talker.sent["a"][-1].last
+def test_the_last_row_repeats_when_the_text_is_used_up_and_the_end_token_stops_undelivered(
+    talker: TalkerRig, reference: Reference
+) -> None:
+    long = ask(reference, 7, thinker_max_new_tokens=3, talker_max_new_tokens=120)
+    ending = ask(reference, 2000)
+    check_all(talker, {"long": long, "ending": ending}, max_tokens=120)
+    assert len(long.codes) > long.rows.shape[0] - long.prompt_positions + 40
+    assert ending.ended
+    assert 0 < len(ending.codes) < 60
+    assert talker.sent["ending"][-1].last
 
 
 def test_the_pad_token_stops_and_nothing_but_codes_is_drawn(
@@ -206,36 +184,6 @@ def test_the_pad_token_stops_and_nothing_but_codes_is_drawn(
     assert not {CODEC_START, *odd_reference.undrawable} & {*odd_talker.codes("drawn")}
 
 
-def test_transformers_draws_ids_that_its_token2wav_cannot_speak(
-    odd_reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Where parity ends: it suppresses the start token alone, which has the largest logits here."""
-    undrawable = odd_reference.undrawable
-    monkeypatch.setattr(odd_reference, "undrawable", [])
-    (drawn,) = ask(odd_reference, 7, seed=1, talker_max_new_tokens=1).codes
-    assert drawn in undrawable
-    with pytest.raises(IndexError):
-        odd_reference.waveform([drawn], speaker="Ethan", seed=1)
-    largest = min(undrawable) - 1
-    assert odd_reference.waveform([largest], speaker="Ethan", seed=1).numel() > 0
-
-
-def test_a_batch_with_padding_gets_the_codes_of_prompts_alone(
-    talker: TalkerRig, reference: Reference
-) -> None:
-    """transformers keeps the talker's mask of its own accord where there is padding."""
-    end = reference.model.config.thinker_config.eos_token_id
-    prompts = [random_prompt(length) for length in (5, 9, 40)]
-    options: dict[str, Any] = {"thinker_max_new_tokens": 20, "talker_max_new_tokens": 40}
-    batch = reference.padded(prompts, **options)
-    for prompt, answer in zip(prompts, batch, strict=True):
-        assert reference.answer(prompt, **options).codes == answer.codes
-        talker.take(f"r{len(prompt)}", cut_padding(answer, end), max_tokens=40)
-    talker.run()
-    for answer in batch:
-        check(talker, f"r{len(answer.prompt)}", answer)
-
-
 def test_a_seed_makes_sampling_repeatable(talker: TalkerRig, reference: Reference) -> None:
     answer = ask(reference, 7)
     drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "max_tokens": 40}
@@ -250,22 +198,6 @@ def test_a_seed_makes_sampling_repeatable(talker: TalkerRig, reference: Referenc
     assert len({tuple(talker.codes(name)) for name in ("alone", "other", "neighbour", "greedy")}) == 4
 
 
-def test_a_seed_holds_through_pieces_and_preemption(
-    talker: TalkerRig, tight_talker: TalkerRig, reference: Reference
-) -> None:
-    answers = {f"r{seed}": ask(reference, 100, seed=seed) for seed in range(4)}
-    drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "min_tokens": 60}
-    for seed, (name, answer) in enumerate(answers.items()):
-        talker.take(name, answer, seed=seed, **drawn)
-        talker.run()
-        tight_talker.take(name, answer, seed=seed, **drawn)
-    tight_talker.run()
-    assert tight_talker.steps.preemptions.total() > 0
-    for name in answers:
-        assert tight_talker.codes(name) == talker.codes(name)
-        assert len(talker.codes(name)) == 60
-
-
 def test_a_long_prompt_waits_for_all_its_rows(tight_talker: TalkerRig, reference: Reference) -> None:
     """The prompt is computed in pieces, but only when it is all there."""
     answer = ask(reference, 200)
@@ -276,8 +208,7 @@ def test_a_long_prompt_waits_for_all_its_rows(tight_talker: TalkerRig, reference
     assert not rig.service.ready
     rig.step()
     assert rig.steps.of("a") == []
-    for message in messages[1:]:
-        rig.service.accept(message)
+    rig.accept(*messages[1:])
     rig.run()
     assert rig.steps.of("a")[:3] == [96, 96, 10]
     check(rig, "a", answer)
@@ -292,3 +223,19 @@ def test_codec_tokens_are_sent_block_by_block(talker: TalkerRig, reference: Refe
     assert talker.codes("a") == answer.codes[:40]
     sizes = [len(message.token_ids) for message in talker.sent["a"]]
     assert sizes == [12, 12, 12, 4]
+
+
+@pytest.mark.long
+def test_codes_of_two_workers_are_transformers_codes(
+    tiny_checkpoint: Path, reference: Reference, make_edge: MakeEdge
+) -> None:
+    before = shared_names()
+    prepare_two()
+    rig = TalkerRig(tiny_checkpoint, make_edge, **TWO)
+    workers = workers_of_engine(rig.engine)
+    assert len(workers) == 2
+    answers = {f"r{length}": ask(reference, length) for length in (1, 7, 130)}
+    check_all(rig, answers)
+    rig.service.close()
+    check_gone(workers)
+    assert shared_names() == before

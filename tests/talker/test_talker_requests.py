@@ -22,16 +22,11 @@ from services.talker.track import ConditioningTrack
 from shared.messages import ConditioningRows
 from shared.messages.payloads import AdditionalInformationPayload
 from shared.vllm.tensors import pack_positions, pack_rows
-from tests.support.answers import Answer, Reference, random_prompt
-from tests.support.talking import TalkerRig, rows_message, rows_of, start_of
+from tests.support.answers import Reference
+from tests.support.talking import TalkerRig, ask, rows_message, rows_of, start_of
 from tests.support.thinking import speech_of
 
 POSITION_BYTES = 3 * 4
-
-
-def ask(reference: Reference, length: int, seed: int = 0) -> Answer:
-    prompt = random_prompt(length, seed)
-    return reference.answer(prompt, thinker_max_new_tokens=20, talker_max_new_tokens=60)
 
 
 @pytest.fixture
@@ -39,8 +34,7 @@ def kept(talker: TalkerRig, reference: Reference) -> Callable[[], None]:
     """A request in work while another goes wrong; the function says that it was not harmed."""
     answer = ask(reference, 33)
     talker.take("kept", answer)
-    for _ in range(5):
-        talker.step()
+    talker.advance(5)
 
     def check() -> None:
         talker.run()
@@ -85,8 +79,7 @@ def test_rows_that_do_not_fit_are_refused(
     with pytest.raises(PayloadError, match=words):
         talker.service.accept(change(right))
     # Nothing of it was taken: the right one can still come.
-    for message in (right, *rest):
-        talker.service.accept(message)
+    talker.accept(right, *rest)
     kept()
     assert talker.codes("bad") == answer.codes
 
@@ -99,6 +92,8 @@ def test_rows_out_of_order_are_refused(
     with pytest.raises(SequenceError, match="request a, which is not known here"):
         talker.service.accept(messages[0])
     talker.service.accept(start_of("a", answer))
+    with pytest.raises(RepeatedMessageError, match="a is in work already"):
+        talker.service.accept(start_of("a", answer))
     with pytest.raises(SequenceError, match="expected number 0 from position 0"):
         talker.service.accept(messages[1])
     talker.service.accept(messages[0])
@@ -112,14 +107,6 @@ def test_rows_out_of_order_are_refused(
         talker.service.accept(rows_message("a", answer.rows[:1], answer.positions[:, :1], seq=3, last=False))
     kept()
     assert talker.codes("a") == answer.codes
-
-
-def test_a_start_that_comes_twice_is_refused(
-    talker: TalkerRig, reference: Reference, kept: Callable[[], None]
-) -> None:
-    with pytest.raises(RepeatedMessageError, match="kept is in work already"):
-        talker.service.accept(start_of("kept", ask(reference, 7)))
-    kept()
 
 
 @pytest.mark.parametrize(
@@ -165,12 +152,10 @@ def test_rows_are_held_within_a_budget(
         talker.service.accept(start_of("never", answer))
     assert talker.scheduler.held_bytes == held
     # What was taken is never refused, however much it becomes.
-    for message in rows_of("kept", answer, 1, 20):
-        talker.service.accept(message)
+    talker.accept(*rows_of("kept", answer, 1, 20))
     monkeypatch.undo()
     talker.service.accept(start_of("later", answer))
-    for message in rows_of("later", answer):
-        talker.service.accept(message)
+    talker.accept(*rows_of("later", answer))
     talker.run()
     assert talker.codes("kept") == talker.codes("later") == answer.codes
 
@@ -206,7 +191,7 @@ def test_an_empty_reply_has_no_codes(
     empty = replace(answer, rows=answer.rows[:8], positions=answer.positions[:, :8])
     talker.service.accept(start_of("empty", empty))
     for message in rows_of("empty", empty, *([8] if apart else [])):
-        talker.service.accept(message)
+        talker.accept(message)
         talker.step()
     assert [(delta.token_ids, delta.finish_reason) for delta in talker.deltas["empty"]] == [([], "stop")]
     assert [(message.token_ids, message.last) for message in talker.sent["empty"]] == [([], True)]
@@ -222,8 +207,7 @@ def test_abort_frees_rows_and_blocks(
     # Shorter than a piece: it is computed beside another reply.
     answer = ask(reference, 100)
     talker.take("dropped", answer)
-    for _ in range(steps):
-        talker.step()
+    talker.advance(steps)
     assert talker.scheduler.held_bytes > before
     assert (talker.steps.free_blocks < free) == (steps > 0)
     assert len(talker.codes("dropped")) == steps
@@ -243,8 +227,7 @@ def test_abort_while_rows_are_missing(talker: TalkerRig, reference: Reference) -
     talker.service.accept(start_of("late", answer))
     first, *_ = rows_of("late", answer, answer.prompt_positions + 2)
     talker.service.accept(first)
-    while talker.service.ready:
-        talker.step()
+    talker.settle()
     assert len(talker.codes("late")) == 3
     for name in ("early", "late"):
         talker.service.abort(name)
@@ -311,13 +294,12 @@ def test_bfloat16_rows_are_taken_as_they_are(half_talker: TalkerRig, reference: 
     assert capacity == int(capacity) >= answer.prompt_positions
     with pytest.raises(PayloadError, match="rows are float32, this stage takes bfloat16"):
         half_talker.service.accept(next(rows_of("a", answer)))
-    for message in rows_of("a", half):
-        half_talker.service.accept(message)
+    half_talker.accept(*rows_of("a", half))
     half_talker.step()
     # What lies in KV memory is what came, bit for bit.
     engine_id = half_talker.service._speeches["a"].engine_id
-    slots = half_talker.scheduler._slot_map.slots(engine_id, 0, answer.prompt_positions)
-    model = half_talker.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model
+    slots = half_talker.scheduler.slot_map.slots(engine_id, 0, answer.prompt_positions)
+    model = half_talker.runner.model
     kept, positions = model.conditioning.gather(slots)
     assert kept.dtype == torch.bfloat16
     assert torch.equal(kept, rows[: answer.prompt_positions])

@@ -1,13 +1,15 @@
 """Thinkers with real engines, which live as long as the session."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from services.thinker.media.decode.decoder import MediaDecoder
+from tests.support.decoding import decoding
 from tests.support.edges import MakeEdge
-from tests.support.thinking import ThinkerRig
+from tests.support.thinking import MakeThinker, ThinkerRig, fresh, kept_thinkers
 
 BLOCK_SIZE = 32
 BLOCK_BYTES = 3 * BLOCK_SIZE * 512
@@ -15,17 +17,10 @@ BLOCK_BYTES = 3 * BLOCK_SIZE * 512
 TIGHT_BLOCKS = 14
 
 
-def fresh(rig: ThinkerRig) -> Iterator[ThinkerRig]:
-    """A rig with nothing in it, before and after a test."""
-    rig.forget()
-    yield rig
-    for request_id in rig.service.active_requests():
-        rig.service.abort(request_id)
-    while rig.service.ready:
-        rig.step()
-
-
-MakeThinker = Callable[..., ThinkerRig]
+@pytest.fixture(scope="module")
+def decoder() -> Iterator[MediaDecoder]:
+    with decoding() as decoder:
+        yield decoder
 
 
 @pytest.fixture(scope="session")
@@ -41,81 +36,53 @@ def make_thinker(make_edge: MakeEdge) -> MakeThinker:
 
 
 @pytest.fixture(scope="session")
-def _plain(tiny_checkpoint: Path, make_edge: MakeEdge) -> Iterator[ThinkerRig]:
-    rig = ThinkerRig(tiny_checkpoint, make_edge)
-    yield rig
-    rig.service._grammars.close()
+def kept_thinker(make_edge: MakeEdge) -> Iterator[MakeThinker]:
+    """Gives the session's thinker of a kind."""
+    yield from kept_thinkers(make_edge)
 
 
 @pytest.fixture
-def thinker(_plain: ThinkerRig) -> Iterator[ThinkerRig]:
+def thinker(tiny_checkpoint: Path, kept_thinker: MakeThinker) -> Iterator[ThinkerRig]:
     """A thinker with room for everything."""
-    yield from fresh(_plain)
-
-
-@pytest.fixture(scope="session")
-def _chunked(tiny_checkpoint: Path, make_edge: MakeEdge) -> ThinkerRig:
-    return ThinkerRig(tiny_checkpoint, make_edge, block_size=BLOCK_SIZE, max_num_batched_tokens=48)
+    yield from fresh(kept_thinker(tiny_checkpoint))
 
 
 @pytest.fixture
-def chunked_thinker(_chunked: ThinkerRig) -> Iterator[ThinkerRig]:
+def chunked_thinker(tiny_checkpoint: Path, kept_thinker: MakeThinker) -> Iterator[ThinkerRig]:
     """A thinker that computes at most 48 tokens in a step, in blocks of 32 positions."""
-    yield from fresh(_chunked)
-
-
-@pytest.fixture(scope="session")
-def _tight(tiny_checkpoint: Path, make_edge: MakeEdge) -> dict[bool, ThinkerRig]:
-    rigs = {
-        caching: ThinkerRig(
-            tiny_checkpoint,
-            make_edge,
-            block_size=BLOCK_SIZE,
-            max_model_len=320,
-            enable_prefix_caching=caching,
-            kv_cache_memory_bytes=(TIGHT_BLOCKS + 1) * BLOCK_BYTES,
-        )
-        for caching in (True, False)
-    }
-    # One block is vLLM's null block.
-    assert {rig.steps.blocks for rig in rigs.values()} == {TIGHT_BLOCKS}
-    return rigs
+    yield from fresh(kept_thinker(tiny_checkpoint, block_size=BLOCK_SIZE, max_num_batched_tokens=48))
 
 
 @pytest.fixture(params=[True, False], ids=["caching", "not caching"])
-def tight_thinker(request: pytest.FixtureRequest, _tight: dict[bool, ThinkerRig]) -> Iterator[ThinkerRig]:
+def tight_thinker(
+    request: pytest.FixtureRequest, tiny_checkpoint: Path, kept_thinker: MakeThinker
+) -> Iterator[ThinkerRig]:
     """A thinker whose KV cache is too small for several long requests; with and without prefix caching."""
-    yield from fresh(_tight[request.param])
-
-
-@pytest.fixture(scope="session")
-def _single(tiny_checkpoint: Path, make_edge: MakeEdge) -> ThinkerRig:
-    return ThinkerRig(tiny_checkpoint, make_edge, max_num_seqs=1)
+    rig = kept_thinker(
+        tiny_checkpoint,
+        block_size=BLOCK_SIZE,
+        max_model_len=320,
+        enable_prefix_caching=request.param,
+        kv_cache_memory_bytes=(TIGHT_BLOCKS + 1) * BLOCK_BYTES,
+    )
+    # One block is vLLM's null block.
+    assert rig.steps.blocks == TIGHT_BLOCKS
+    yield from fresh(rig)
 
 
 @pytest.fixture
-def single_thinker(_single: ThinkerRig) -> Iterator[ThinkerRig]:
+def single_thinker(tiny_checkpoint: Path, kept_thinker: MakeThinker) -> Iterator[ThinkerRig]:
     """A thinker that serves one request at a time."""
-    yield from fresh(_single)
-
-
-@pytest.fixture(scope="session")
-def _other(other_checkpoint: Path, make_edge: MakeEdge) -> ThinkerRig:
-    return ThinkerRig(other_checkpoint, make_edge, block_size=BLOCK_SIZE, max_num_batched_tokens=100)
+    yield from fresh(kept_thinker(tiny_checkpoint, max_num_seqs=1))
 
 
 @pytest.fixture
-def other_thinker(_other: ThinkerRig) -> Iterator[ThinkerRig]:
+def other_thinker(other_checkpoint: Path, kept_thinker: MakeThinker) -> Iterator[ThinkerRig]:
     """A thinker of other sizes, which computes at most 100 tokens in a step."""
-    yield from fresh(_other)
-
-
-@pytest.fixture(scope="session")
-def _half(tiny_checkpoint: Path, make_edge: MakeEdge) -> ThinkerRig:
-    return ThinkerRig(tiny_checkpoint, make_edge, dtype="bfloat16")
+    yield from fresh(kept_thinker(other_checkpoint, block_size=BLOCK_SIZE, max_num_batched_tokens=100))
 
 
 @pytest.fixture
-def half_thinker(_half: ThinkerRig) -> Iterator[ThinkerRig]:
+def half_thinker(tiny_checkpoint: Path, kept_thinker: MakeThinker) -> Iterator[ThinkerRig]:
     """A thinker in bfloat16."""
-    yield from fresh(_half)
+    yield from fresh(kept_thinker(tiny_checkpoint, dtype="bfloat16"))

@@ -12,7 +12,7 @@ from omnirelay.errors import MediaError
 from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
 from shared.messages import MEDIA_KINDS, MediaKind
-from tests.support.decoding import limits, nbytes
+from tests.support.decoding import decoding, nbytes
 from tests.support.media import (
     SOUND_FORMATS,
     VIDEO_FORMATS,
@@ -26,7 +26,7 @@ from tests.support.media import (
     spoken,
 )
 
-EXAMPLES = settings(deadline=None, max_examples=300)
+EXAMPLES = settings(deadline=None, max_examples=120)
 RESULTS = {"audio": DecodedAudio, "image": DecodedImage, "video": DecodedVideo}
 MOST_MEMORY = 800 * 2**20
 """What a child may take with these limits, its own code included."""
@@ -46,10 +46,8 @@ FILES: list[tuple[MediaKind, bytes]] = [
 
 @pytest.fixture(scope="module")
 def decoder() -> Iterator[MediaDecoder]:
-    allowed = limits(max_image_pixels=1_000_000, max_decoded_bytes=20_000_000, max_audio_seconds=10)
-    decoder = MediaDecoder(allowed)
-    yield decoder
-    decoder.close()
+    with decoding(max_image_pixels=1_000_000, max_decoded_bytes=20_000_000, max_audio_seconds=10) as decoder:
+        yield decoder
 
 
 def attempt(decoder: MediaDecoder, kind: MediaKind, data: bytes, with_audio: bool) -> None:

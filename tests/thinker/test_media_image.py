@@ -2,7 +2,6 @@
 
 import struct
 import zlib
-from collections.abc import Iterator
 from io import BytesIO
 
 import numpy as np
@@ -13,18 +12,11 @@ from omnirelay.errors import MediaError, MediaTooLargeError
 from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedImage, Pixels
 from shared.vllm.torchvision_compat import declare_missing_operators
-from tests.support.decoding import LIMITS, limits
+from tests.support.decoding import decoding
 from tests.support.media import animate, drawing, encode_image, motion, picture, spoken
 
 FORMATS = ("png", "jpeg", "webp", "gif", "bmp")
 ORIENTATION = 0x112
-
-
-@pytest.fixture(scope="module")
-def decoder() -> Iterator[MediaDecoder]:
-    decoder = MediaDecoder(LIMITS)
-    yield decoder
-    decoder.close()
 
 
 def decoded(decoder: MediaDecoder, data: bytes) -> Pixels:
@@ -152,12 +144,9 @@ def test_a_picture_with_too_many_pixels_is_refused_before_it_is_decompressed(dec
 
 
 def test_a_picture_may_have_as_many_pixels_and_bytes_as_allowed_and_no_more():
-    small = MediaDecoder(limits(max_image_pixels=10_000, max_decoded_bytes=27_000))
-    try:
+    with decoding(max_image_pixels=10_000, max_decoded_bytes=27_000) as small:
         assert decoded(small, encode_image(Image.new("RGB", (90, 100)))).shape == (100, 90, 3)
         with pytest.raises(MediaTooLargeError, match="27,300 bytes when it is decoded; at most 27,000"):
             small.decode("image", encode_image(Image.new("RGB", (91, 100))), name="image 1")
         with pytest.raises(MediaTooLargeError, match="10,100 in all; at most 10,000"):
             small.decode("image", encode_image(Image.new("RGB", (101, 100))), name="image 1")
-    finally:
-        small.close()

@@ -14,14 +14,15 @@ import psutil
 import pytest
 
 from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
+from services.families.qwen_media.features import FeatureExtractor
 from services.families.qwen_media.media import QwenMedia
 from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.preparer import MediaPreparer, Outcome
 from shared.config import MediaConfig
 from shared.messages import ThinkRequest
 from tests.support.conversations import Conversation, Item, Processor, asks
-from tests.support.media import encode_audio, picture, speech, spoken
-from tests.support.thinking import PREPARED_S, ThinkerRig, thinker_request
+from tests.support.media import picture, spoken
+from tests.support.thinking import PREPARED_S, ThinkerRig, request_about, thinker_request
 
 _seeds = itertools.count(1000)
 
@@ -32,16 +33,14 @@ def new_picture() -> Conversation:
 
 
 def request_of(name: str, conversation: Conversation, processor: Processor, **options: Any) -> ThinkRequest:
-    return thinker_request(
-        name, processor.prompt(conversation), media=conversation.media, max_tokens=2, **options
-    )
+    return request_about(name, conversation, processor, speech=None, max_tokens=2, **options)
 
 
 @contextmanager
 def preparer_of(rig: ThinkerRig, **limits: Any) -> Iterator[MediaPreparer]:
     """A preparer of its own, with the rig's engine to make features."""
     config = MediaConfig(**limits)
-    rules = QwenMedia.of(rig.engine, config)
+    rules = QwenMedia(FeatureExtractor(rig.engine))
     preparer = MediaPreparer(rules, config, rig.service.limits.max_positions)
     try:
         yield preparer
@@ -158,14 +157,6 @@ def test_refused_requests_leave_nothing_however_many(thinker: ThinkerRig, proces
     thinker.run(request_of("after", asks(good, "Well?"), processor))
 
 
-def test_sound_too_short_for_a_token_is_refused(thinker: ThinkerRig, processor: Processor) -> None:
-    blip = Item("audio", encode_audio(speech()[:300], 16_000, "wav"))
-    error = thinker.failure(request_of("a", asks(blip), processor))
-    assert isinstance(error, MediaError)
-    assert str(error).startswith("audio 1: ")
-    assert "too short" in str(error)
-
-
 def test_what_nobody_expected_fails_that_request_alone(thinker: ThinkerRig, processor: Processor) -> None:
     with mock.patch.object(MediaDecoder, "decode", side_effect=ZeroDivisionError("odd")):
         error = thinker.failure(request_of("a", new_picture(), processor))
@@ -185,17 +176,13 @@ def test_a_prompt_that_gets_too_long_stops_the_work(thinker: ThinkerRig, process
     assert calls.call_count == 23
 
 
-def test_places_that_are_not_the_items_are_refused_at_once(thinker: ThinkerRig, processor: Processor) -> None:
-    prompt = processor.prompt(asks(Item("image", b""), Item("audio", b"")))
-    with pytest.raises(InvalidRequestError, match="places for image, audio, but image came"):
-        thinker.service.accept(thinker_request("a", prompt, media=new_picture().media))
-    assert thinker.service.active_requests() == []
-
-
-def test_a_file_is_decoded_once(thinker: ThinkerRig, processor: Processor) -> None:
+@pytest.mark.parametrize(("cache", "times"), [({}, 1), ({"cache_bytes": 0}, 3)], ids=["cache", "none"])
+def test_a_file_is_decoded_once_where_there_is_a_cache(
+    thinker: ThinkerRig, processor: Processor, cache: dict[str, int], times: int
+) -> None:
     decode = MediaDecoder.decode
     with (
-        preparer_of(thinker) as preparer,
+        preparer_of(thinker, **cache) as preparer,
         mock.patch.object(MediaDecoder, "decode", autospec=True, side_effect=decode) as calls,
     ):
         same = new_picture()
@@ -204,20 +191,7 @@ def test_a_file_is_decoded_once(thinker: ThinkerRig, processor: Processor) -> No
             preparer.submit(request_of(name, same, processor))
             (outcome,) = wait_for(preparer)
             digests |= set(outcome.prompt["mm_hashes"]["image"])
-        assert calls.call_count == len(digests) == 1
-
-
-def test_without_a_cache_it_is_decoded_each_time(thinker: ThinkerRig, processor: Processor) -> None:
-    decode = MediaDecoder.decode
-    with (
-        preparer_of(thinker, cache_bytes=0) as preparer,
-        mock.patch.object(MediaDecoder, "decode", autospec=True, side_effect=decode) as calls,
-    ):
-        same = new_picture()
-        for name in "ab":
-            preparer.submit(request_of(name, same, processor))
-            wait_for(preparer)
-        assert calls.call_count == 2
+        assert (calls.call_count, len(digests)) == (times, 1)
 
 
 def test_the_cache_keeps_no_more_than_it_may(thinker: ThinkerRig, processor: Processor) -> None:
@@ -229,24 +203,15 @@ def test_the_cache_keeps_no_more_than_it_may(thinker: ThinkerRig, processor: Pro
         assert preparer._cache.currsize > 0
 
 
-def test_requests_wait_while_too_much_is_held(thinker: ThinkerRig, processor: Processor) -> None:
-    with preparer_of(thinker, max_held_bytes=1, decoders=1) as preparer:
-        preparer.submit(request_of("a", new_picture(), processor))
-        preparer.submit(request_of("b", new_picture(), processor))
-        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["a"]
-        assert preparer.held_bytes > 0
-        assert wait_for(preparer, seconds=0.2) == []
-        preparer.release("a")
-        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["b"]
-        preparer.release("b")
-        assert preparer.held_bytes == 0
-
-
-def test_a_waiting_request_can_be_released(thinker: ThinkerRig, processor: Processor) -> None:
+def test_requests_wait_while_too_much_is_held_and_may_be_released(
+    thinker: ThinkerRig, processor: Processor
+) -> None:
     with preparer_of(thinker, max_held_bytes=1, decoders=1) as preparer:
         for name in "abc":
             preparer.submit(request_of(name, new_picture(), processor))
-        wait_for(preparer)
+        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["a"]
+        assert preparer.held_bytes > 0
+        assert wait_for(preparer, seconds=0.2) == []
         preparer.release("b")
         preparer.release("a")
         assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["c"]

@@ -8,6 +8,7 @@ import msgspec
 import numpy as np
 import pytest
 import torch
+from vllm.v1.core.encoder_cache_manager import EncoderCacheManager
 from vllm.v1.engine import EngineCoreRequest
 
 from omnirelay.errors import MediaTooLargeError, OmniRelayError, StageFailedError
@@ -15,7 +16,7 @@ from shared.messages import MediaKind, Resume, ThinkRequest
 from tests.support.answers import Answer, Reference, random_prompt
 from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
 from tests.support.media import clip, encode_audio, picture, speech, spoken
-from tests.support.thinking import ThinkerRig, early_request, speech_of, thinker_request
+from tests.support.thinking import ThinkerRig, early_request, request_about, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
 
 TEXT_TOKENS = 20
@@ -23,14 +24,7 @@ TOLERANCE = 1e-4
 
 
 def request_of(name: str, conversation: Conversation, processor: Processor, **options: int) -> ThinkRequest:
-    return thinker_request(
-        name,
-        processor.prompt(conversation),
-        speech=speech_of(),
-        media=conversation.media,
-        use_audio_in_video=conversation.use_audio_in_video,
-        **({"max_tokens": TEXT_TOKENS} | options),
-    )
+    return request_about(name, conversation, processor, **({"max_tokens": TEXT_TOKENS} | options))
 
 
 def expected(conversation: Conversation, processor: Processor, reference: Reference) -> Answer:
@@ -45,9 +39,7 @@ def expected(conversation: Conversation, processor: Processor, reference: Refere
 
 def check(rig: ThinkerRig, name: str, answer: Answer) -> None:
     assert rig.starts[name].prompt_tokens == len(answer.prompt)
-    usage = rig.texts[name][0].prompt
-    assert usage is not None
-    assert usage.tokens == len(answer.prompt)
+    assert rig.usage(name).tokens == len(answer.prompt)
     assert rig.text(name) == answer.text
     assert torch.equal(rig.positions(name).to(torch.int64), answer.positions)
     assert rig.rows(name).shape == answer.rows.shape
@@ -87,11 +79,16 @@ def test_what_is_seen_and_heard_changes_the_answer(answers: dict[str, Answer]) -
     assert len({tuple(answers[name].text) for name in kinds}) == len(kinds)
 
 
-def test_eight_different_ones_at_once(
-    thinker: ThinkerRig, processor: Processor, answers: dict[str, Answer]
+def test_eight_different_ones_and_text_at_once(
+    thinker: ThinkerRig, processor: Processor, reference: Reference, answers: dict[str, Answer]
 ) -> None:
     names = dict(zip("abcdefgh", examples(), strict=False))
-    thinker.run(*(request_of(short, examples()[name], processor) for short, name in names.items()))
+    text = asks("Who are you?")
+    thinker.run(
+        *(request_of(short, examples()[name], processor) for short, name in names.items()),
+        request_of("text", text, processor),
+    )
+    check(thinker, "text", expected(text, processor, reference))
     for short, name in names.items():
         check(thinker, short, answers[name])
     assert max(len(step) for step in thinker.steps.scheduled) >= 4
@@ -133,8 +130,7 @@ def test_a_second_turn_computes_only_what_is_new(
     assert calls == {"audio": 0, "vision": 0}
     answer = expected(Conversation(second), processor, reference)
     check(thinker, "second", answer)
-    usage = thinker.texts["second"][0].prompt
-    assert usage is not None
+    usage = thinker.usage("second")
     # All whole blocks of the first prompt.
     block = thinker.engine.vllm_config.cache_config.block_size
     shared = thinker.starts["first"].prompt_tokens - 4
@@ -166,8 +162,7 @@ def test_recordings_of_many_windows(
 def wide(chunked_thinker: ThinkerRig, processor: Processor) -> ThinkRequest:
     """A request with a video that is wider than its sound is long, answered by a thinker that knew nothing.
 
-    The text behind the video counts from the end of the sound, the reply from the largest position; in the
-    next turn the reply is text behind the video.
+    The text behind the video, the reply too, counts from the end of the sound, not from the largest position.
     """
     conversation = asks(Item("video", clip("mp4", 1.0, 4, 1680, 56, text="Hi.")), use_audio_in_video=True)
     request = request_of("first", conversation, processor, max_tokens=80, min_tokens=80)
@@ -181,7 +176,7 @@ def resumed(request: ThinkRequest, text: list[int]) -> ThinkRequest:
 
 
 @pytest.mark.parametrize("drawn_anew", [True, False], ids=["drawn", "read again"])
-def test_a_reply_is_not_found_in_the_cache_where_its_positions_are_others(
+def test_a_reply_counts_on_from_the_last_token_and_is_found_in_the_next_turn(
     chunked_thinker: ThinkerRig,
     wide: ThinkRequest,
     reference: Reference,
@@ -189,6 +184,9 @@ def test_a_reply_is_not_found_in_the_cache_where_its_positions_are_others(
     drawn_anew: bool,
 ) -> None:
     reply = chunked_thinker.text("first")
+    first = Conversation((Turn("user", (Item("video", bytes(wide.media[0].data.view)),)),), True)
+    chunked_thinker.run(request_of("again", first, processor))
+    check(chunked_thinker, "again", expected(first, processor, reference))
     if not drawn_anew:
         chunked_thinker.engine.reset_prefix_cache()
         chunked_thinker.run(resumed(wide, reply[:50]))
@@ -196,7 +194,6 @@ def test_a_reply_is_not_found_in_the_cache_where_its_positions_are_others(
     second = {"request_id": "second", "prompt_token_ids": [*wide.prompt_token_ids, *more]}
     sampling = msgspec.structs.replace(wide.sampling, max_tokens=TEXT_TOKENS, min_tokens=0)
     chunked_thinker.run(msgspec.structs.replace(wide, **second, sampling=sampling))
-    first = Conversation((Turn("user", (Item("video", bytes(wide.media[0].data.view)),)),), True)
     inputs = processor.inputs(first)
     inputs["input_ids"] = torch.cat([inputs["input_ids"], torch.tensor([more])], dim=1)
     inputs["attention_mask"] = torch.ones_like(inputs["input_ids"])
@@ -206,10 +203,9 @@ def test_a_reply_is_not_found_in_the_cache_where_its_positions_are_others(
     check(chunked_thinker, "second", answer)
     length = chunked_thinker.starts["first"].prompt_tokens
     assert answer.positions[:, :length].max() > answer.positions[:, length - 1].max()
-    usage = chunked_thinker.texts["second"][0].prompt
-    assert usage is not None
-    # All whole blocks of the first prompt, and none of the reply.
-    assert usage.cached_tokens == length // BLOCK_SIZE * BLOCK_SIZE > 0
+    # All whole blocks of the first prompt and of the reply, whose last token was not computed.
+    computed = length + len(reply) - 1
+    assert chunked_thinker.usage("second").cached_tokens == computed // BLOCK_SIZE * BLOCK_SIZE > length
 
 
 def test_it_is_found_where_they_are_the_same(chunked_thinker: ThinkerRig, wide: ThinkRequest) -> None:
@@ -230,9 +226,7 @@ def test_the_encoders_output_is_used_again_at_another_place(
         thinker.run(request_of("second", moved, processor))
     assert calls == {"audio": 0, "vision": 0}
     check(thinker, "second", expected(moved, processor, reference))
-    usage = thinker.texts["second"][0].prompt
-    assert usage is not None
-    assert usage.cached_tokens == 0
+    assert thinker.usage("second").cached_tokens == 0
 
 
 def test_equal_prompts_with_other_media_share_nothing(
@@ -245,9 +239,7 @@ def test_equal_prompts_with_other_media_share_nothing(
     for name, conversation in pair.items():
         thinker.run(request_of(name, conversation, processor))
         check(thinker, name, expected(conversation, processor, reference))
-        usage = thinker.texts[name][0].prompt
-        assert usage is not None
-        assert usage.cached_tokens == 0
+        assert thinker.usage(name).cached_tokens == 0
     assert thinker.text("a") != thinker.text("b")
 
 
@@ -265,20 +257,6 @@ def test_after_a_preemption(tight_thinker: ThinkerRig, processor: Processor, ref
         check(tight_thinker, name, expected(conversation, processor, reference))
 
 
-def test_text_and_media_side_by_side(
-    thinker: ThinkerRig, processor: Processor, reference: Reference, answers: dict[str, Answer]
-) -> None:
-    text = asks("Who are you?")
-    thinker.run(
-        request_of("text", text, processor),
-        request_of("media", examples()["image, audio and text"], processor),
-        request_of("text2", text, processor),
-    )
-    check(thinker, "media", answers["image, audio and text"])
-    check(thinker, "text", expected(text, processor, reference))
-    check(thinker, "text2", expected(text, processor, reference))
-
-
 def test_an_error_of_vllms_that_nobody_expected_ends_its_own_request_alone(
     thinker: ThinkerRig, processor: Processor, answers: dict[str, Answer], caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -292,8 +270,7 @@ def test_an_error_of_vllms_that_nobody_expected_ends_its_own_request_alone(
 
     conversation = examples()["image, audio and text"]
     requests = [request_of(name, conversation, processor) for name in ("odd", "media")]
-    for request in requests:
-        thinker.service.accept(request)
+    thinker.accept(*requests)
     failures: dict[str, OmniRelayError] = {}
     with mock.patch.object(core, "add_request", add_or_break):
         while "odd" not in failures or not thinker.texts["media"]:
@@ -309,20 +286,35 @@ def test_an_error_of_vllms_that_nobody_expected_ends_its_own_request_alone(
     assert not thinker.engine.has_unfinished_requests()
 
 
-def long_video(name: str, processor: Processor, sound: bool) -> ThinkRequest:
-    """13 s of 1872 tokens of pictures and 325 of sound."""
-    video = Item("video", clip(seconds=13.0, rate=4, width=168, height=168, text="What do you see?"))
-    return request_of(name, asks(video, "Say it.", use_audio_in_video=sound), processor, max_tokens=3)
-
-
-def test_a_video_too_long_to_be_encoded_with_its_sound_is_refused(
-    thinker: ThinkerRig, processor: Processor
+def test_a_video_longer_than_what_is_encoded_at_once_is_heard(
+    thinker: ThinkerRig, processor: Processor, reference: Reference
 ) -> None:
+    """13 s of 1872 tokens of pictures and 325 of sound."""
     assert thinker.scheduler.max_num_encoder_input_tokens == 2048
-    error = thinker.failure(long_video("a", processor, sound=True))
+    video = Item("video", clip(seconds=13.0, rate=4, width=168, height=168, text="What do you see?"))
+    asked = asks(video, "Say it.", use_audio_in_video=True)
+    thinker.run(request_of("a", asked, processor))
+    check(thinker, "a", expected(asked, processor, reference))
+
+
+def large_video(
+    name: str, processor: Processor, sound: bool = True, seconds: float = 2.0, seed: int = 0
+) -> ThinkRequest:
+    """288 tokens of pictures and 50 of sound in each 2 s."""
+    film = clip(seconds=seconds, rate=4, width=168, height=168, text="What do you see?", seed=seed)
+    return request_of(
+        name, asks(Item("video", film), "Say it.", use_audio_in_video=sound), processor, max_tokens=3
+    )
+
+
+def test_a_video_too_large_to_be_encoded_with_its_sound_is_refused(
+    thinker: ThinkerRig, processor: Processor, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(thinker.scheduler, "max_num_encoder_input_tokens", 300)
+    error = thinker.failure(large_video("a", processor))
     assert isinstance(error, MediaTooLargeError)
-    assert "2197 tokens" in str(error)
-    thinker.run(long_video("b", processor, sound=False))
+    assert "338 tokens" in str(error)
+    thinker.run(large_video("b", processor, sound=False))
     assert len(thinker.text("b")) == 3
 
 
@@ -330,7 +322,8 @@ def test_a_request_for_which_there_is_never_room_fails_and_others_are_served(
     thinker: ThinkerRig, processor: Processor, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("services.thinker.service.check_encodable", lambda *_: None)
-    thinker.service.accept(long_video("stuck", processor, sound=True))
+    monkeypatch.setattr(thinker.scheduler, "encoder_cache_manager", EncoderCacheManager(300))
+    thinker.service.accept(large_video("stuck", processor))
     thinker.service.accept(thinker_request("text", random_prompt(30), max_tokens=5))
     failures: dict[str, OmniRelayError] = {}
     while not failures:
@@ -340,8 +333,7 @@ def test_a_request_for_which_there_is_never_room_fails_and_others_are_served(
     assert isinstance(failures["stuck"], StageFailedError)
     assert "no room" in str(failures["stuck"])
     thinker.service.abort("stuck")
-    while thinker.service.ready:
-        assert thinker.step() == {}
+    thinker.settle()
     assert thinker.steps.free_blocks == thinker.steps.blocks
     assert len(thinker.steps.scheduled) < 40
 
@@ -351,14 +343,8 @@ def test_videos_that_keep_room_at_the_encoders_from_each_other_are_computed_one_
 ) -> None:
     # In pieces, so that the pictures of both are encoded before the sound of either.
     monkeypatch.setattr(thinker.scheduler.scheduler_config, "long_prefill_token_threshold", 48)
-    videos = [
-        Item("video", clip(seconds=7.0, rate=4, width=168, height=168, text="Look at this.", seed=seed))
-        for seed in range(2)
-    ]
-    asked = {
-        name: request_of(name, asks(video, "Say it.", use_audio_in_video=True), processor, max_tokens=3)
-        for name, video in zip("ab", videos, strict=True)
-    }
+    monkeypatch.setattr(thinker.scheduler, "encoder_cache_manager", EncoderCacheManager(600))
+    asked = {name: large_video(name, processor, seconds=8.0, seed=seed) for seed, name in enumerate("ab")}
     thinker.run(*asked.values())
     assert thinker.steps.preemptions
     together = {name: thinker.text(name) for name in asked}
@@ -384,8 +370,7 @@ def test_prompts_and_media_of_another_salt_are_not_found(
         before = sum(metrics.items(kind, "decoded")._value.get() for kind in kinds)
         with encoder_calls(rig) as calls:
             rig.run(msgspec.structs.replace(asked, request_id=name, cache_salt=salt))
-        usage = rig.texts[name][0].prompt
-        assert usage is not None
+        usage = rig.usage(name)
         found[name] = usage.cached_tokens > 0
         after = sum(metrics.items(kind, "decoded")._value.get() for kind in kinds)
         decoded[name] = after - before

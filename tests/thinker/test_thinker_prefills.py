@@ -1,5 +1,7 @@
 """Beginnings of prompts that are computed while the user still speaks."""
 
+from collections.abc import Callable, Sequence
+
 import msgspec
 import numpy as np
 import pytest
@@ -11,9 +13,10 @@ from services.thinker.service import MAX_EARLY
 from shared.messages import MediaItem, ThinkRequest
 from shared.messages.payloads import Blob
 from tests.support.answers import Reference, random_prompt
+from tests.support.camera import as_sent, frames, video_file
 from tests.support.conversations import Conversation, Item, Processor, asks
 from tests.support.media import encode_audio, picture, speech
-from tests.support.thinking import ThinkerRig, early_request, speech_of, thinker_request
+from tests.support.thinking import ThinkerRig, early_request, request_about, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
 from tests.thinker.test_thinker_media import check, encoder_calls, expected
 
@@ -38,16 +41,16 @@ def question(seconds: float, *before: Item) -> Conversation:
 
 
 def request_of(name: str, conversation: Conversation, processor: Processor) -> ThinkRequest:
-    prompt = processor.prompt(conversation)
-    return thinker_request(name, prompt, speech=speech_of(), media=conversation.media, max_tokens=20)
+    return request_about(name, conversation, processor, max_tokens=20)
 
 
 def beginning_of(name: str, conversation: Conversation, processor: Processor) -> ThinkRequest:
     """The prompt up to its recording, as long as that goes on."""
     prompt = processor.prompt(conversation)
-    (sound,) = processor._processor.tokenizer("<|AUDIO|>")["input_ids"]
-    last = max(index for index, token in enumerate(prompt) if token == sound)
-    return early_request(name, prompt[: last + 1], conversation.media, "recording")
+    going_on = processor._processor.tokenizer("<|AUDIO|><|VIDEO|>")["input_ids"]
+    last = max(index for index, token in enumerate(prompt) if token in going_on)
+    early = early_request(name, prompt[: last + 1], conversation.media, "recording")
+    return msgspec.structs.replace(early, use_audio_in_video=conversation.use_audio_in_video)
 
 
 def text_of(name: str, length: int) -> ThinkRequest:
@@ -71,13 +74,36 @@ def test_the_request_finds_all_but_the_last_window(
     assert max(computed[1:]) < 50 + BLOCK_SIZE
     with encoder_calls(rig) as calls:
         rig.run(request_of("whole", question(9.0), processor))
-    usage = rig.texts["whole"][0].prompt
-    assert usage is not None
+    usage = rig.usage("whole")
     assert usage.cached_tokens == tokens[-1] // BLOCK_SIZE * BLOCK_SIZE
     # The last window; that before it is in the encoder cache, for its tokens beyond the last whole block.
     assert calls == {"audio": 1, "vision": 0}
     check(rig, "whole", expected(question(9.0), processor, reference))
     assert set(rig.texts) == set(rig.starts) == {"whole"}
+
+
+def filmed(seconds: int, write: Callable[[Sequence[bytes], bytes], bytes] = as_sent) -> Conversation:
+    """What a camera saw and heard; a frame of it is new each half second."""
+    pcm = (32767 * np.tile(speech(WORDS, RATE), 4)[: seconds * RATE]).astype("<i2")
+    pcm[:2400] = (32767 * tone(2400)).astype("<i2")
+    film = write(frames(16)[: 2 * seconds], pcm.tobytes())
+    return asks(Item("video", film), use_audio_in_video=True)
+
+
+def test_what_a_camera_sees_is_computed_while_it_films(
+    rig: ThinkerRig, processor: Processor, reference: Reference
+) -> None:
+    for seconds in (1, 3, 5, 7):
+        rig.run(beginning_of(f"early{seconds}", filmed(seconds), processor))
+    tokens = [usage.tokens for usage in rig.prefilled.values()]
+    first, *added = np.diff(tokens).tolist()
+    assert first > added[0] == added[1] > 50
+    assert rig.prefilled["early7"].cached_tokens > tokens[2] - 2 * BLOCK_SIZE
+    with encoder_calls(rig) as calls:
+        rig.run(request_of("whole", filmed(8), processor))
+    assert rig.usage("whole").cached_tokens > tokens[3] - 2 * BLOCK_SIZE
+    assert calls == {"audio": 1, "vision": 1}
+    check(rig, "whole", expected(filmed(8, video_file), processor, reference))
 
 
 def test_a_louder_moment_is_computed_anew(
@@ -89,8 +115,7 @@ def test_a_louder_moment_is_computed_anew(
     begun, whole = (asks(Item("audio", encode_audio(each, RATE, "wav"))) for each in (quiet, loud))
     rig.run(beginning_of("early", begun, processor))
     rig.run(request_of("whole", whole, processor))
-    usage = rig.texts["whole"][0].prompt
-    assert usage is not None
+    usage = rig.usage("whole")
     assert usage.cached_tokens < 50 < rig.prefilled["early"].tokens
     check(rig, "whole", expected(whole, processor, reference))
 
@@ -103,8 +128,7 @@ def test_images_and_text_that_come_early_are_computed(rig: ThinkerRig, processor
     with encoder_calls(rig) as calls:
         rig.run(request)
     assert calls == {"audio": 0, "vision": 0}
-    usage = rig.texts["whole"][0].prompt
-    assert usage is not None
+    usage = rig.usage("whole")
     assert usage.cached_tokens == rig.prefilled["early"].tokens // BLOCK_SIZE * BLOCK_SIZE > 0
 
 
@@ -163,8 +187,7 @@ def test_it_ends_without_a_trace(rig: ThinkerRig, processor: Processor) -> None:
     for name in names:
         service.abort(name)
     assert service.active_requests() == []
-    while service.ready:
-        assert rig.step() == {}
+    rig.settle()
     assert service.load().held_bytes == 0
     assert rig.steps.free_blocks == rig.steps.blocks
     assert (rig.prefilled, rig.texts) == ({}, {})
@@ -186,11 +209,16 @@ def test_what_cannot_be_computed_is_refused(rig: ThinkerRig, processor: Processo
     with pytest.raises(PromptTooLongError):
         rig.service.accept(text_of("early", 3000))
     broken = msgspec.structs.replace(whole, media=[MediaItem(kind="audio", data=Blob(b"RIFF nothing"))])
-    rig.service.accept(broken)
+    check_failed(rig, broken)
+
+
+def check_failed(rig: ThinkerRig, early: ThinkRequest) -> None:
+    """It fails once its media are prepared, of which nothing is left."""
+    rig.service.accept(early)
     rig.step()
     rig.wait()
-    assert list(rig.step()) == ["early"]
-    rig.service.abort("early")
+    assert list(rig.step()) == [early.request_id]
+    rig.service.abort(early.request_id)
     assert rig.service.active_requests() == []
     assert rig.service.load().held_bytes == 0
 
@@ -201,19 +229,12 @@ def test_a_prompt_that_is_too_long_with_its_media_keeps_none_of_their_memory(
     early = beginning_of("early", question(3.0), processor)
     most = rig.service.limits.max_positions
     words = [5] * (most - len(early.prompt_token_ids) - 10)
-    rig.service.accept(msgspec.structs.replace(early, prompt_token_ids=[*words, *early.prompt_token_ids]))
-    rig.step()
-    rig.wait()
-    assert list(rig.step()) == ["early"]
-    rig.service.abort("early")
-    assert rig.service.active_requests() == []
-    assert rig.service.load().held_bytes == 0
+    check_failed(rig, msgspec.structs.replace(early, prompt_token_ids=[*words, *early.prompt_token_ids]))
 
 
 def test_a_recording_shorter_than_a_window_leaves_what_is_before_it(
     rig: ThinkerRig, processor: Processor
 ) -> None:
-    conversation = question(1.0)
-    early = beginning_of("early", conversation, processor)
+    early = beginning_of("early", question(1.0), processor)
     rig.run(early)
     assert rig.prefilled["early"].tokens == len(early.prompt_token_ids) - 1

@@ -54,11 +54,7 @@ WRONG = {
 
 @pytest.mark.parametrize(("request_", "error", "words"), WRONG.values(), ids=WRONG)
 def test_what_is_wrong_is_refused_and_harms_nobody(
-    thinker: ThinkerRig,
-    reference: Reference,
-    request_: ThinkRequest,
-    error: type[OmniRelayError],
-    words: str,
+    thinker: ThinkerRig, reference: Reference, request_: ThinkRequest, error: type[OmniRelayError], words: str
 ) -> None:
     thinker.service.accept(thinker_request("kept", KEPT, speech=speech_of()))
     thinker.step()
@@ -99,8 +95,7 @@ def test_abort_frees_the_blocks_and_ends_the_messages(
     """Before the first step, while the prompt is computed in pieces, and while the reply is written."""
     rig, prompt = chunked_thinker, random_prompt(200, seed=4)
     rig.service.accept(thinker_request("dropped", prompt, speech=speech_of()))
-    for _ in range(steps):
-        rig.step()
+    rig.advance(steps)
     assert (rig.steps.free_blocks < rig.steps.blocks) == (steps > 0)
     assert bool(rig.text("dropped")) == (steps == 9)
     before = (rig.text("dropped"), len(rig.tracks["dropped"]))
@@ -152,18 +147,17 @@ def test_an_exception_while_preparing_one_request_fails_that_one(
 ) -> None:
     others = {f"r{seed}": random_prompt(40, seed=seed) for seed in range(3)}
     thinker.service.accept(thinker_request("broken", random_prompt(7), speech=speech_of(), min_tokens=20))
-    for name, prompt in others.items():
-        thinker.service.accept(thinker_request(name, prompt, speech=speech_of()))
+    thinker.accept(*(thinker_request(name, prompt, speech=speech_of()) for name, prompt in others.items()))
     thinker.step()
     broken = thinker.service._generations["broken"].engine_id
-    slots = thinker.scheduler._slot_map.slots
+    slots = thinker.scheduler.slot_map.slots
 
     def break_one(engine_id: str, start: int, stop: int) -> torch.Tensor:
         if engine_id == broken:
             raise fault
         return slots(engine_id, start, stop)
 
-    with mock.patch.object(thinker.scheduler._slot_map, "slots", break_one):
+    with mock.patch.object(thinker.scheduler.slot_map, "slots", break_one):
         failures = thinker.step()
     assert failures.keys() == {"broken"}
     assert isinstance(failures["broken"], StageFailedError)
@@ -223,8 +217,7 @@ def test_a_place_goes_to_the_gateway_with_the_fewest_running(single_thinker: Thi
     urgent = thinker_request("aaaaaaaa6", [5] * 8, max_tokens=4, priority=-1)
     single_thinker.service.accept(flood[0])
     single_thinker.step()
-    for request in (*flood[1:], thinker_request("bbbbbbbb0", [5] * 8, max_tokens=4), urgent):
-        single_thinker.service.accept(request)
+    single_thinker.accept(*flood[1:], thinker_request("bbbbbbbb0", [5] * 8, max_tokens=4), urgent)
     single_thinker.run()
     # Priority comes before that.
     assert single_thinker.finished[:4] == ["aaaaaaaa0", "aaaaaaaa6", "bbbbbbbb0", "aaaaaaaa1"]
@@ -233,12 +226,10 @@ def test_a_place_goes_to_the_gateway_with_the_fewest_running(single_thinker: Thi
 @pytest.mark.parametrize("places", [2, 4])
 def test_gateways_share_the_places(tiny_checkpoint: Path, make_thinker: Any, places: int) -> None:
     rig = make_thinker(tiny_checkpoint, max_num_seqs=places)
-    for number in range(2 * places):
-        rig.service.accept(thinker_request(f"aaaaaaaa{number}", [5] * 8, min_tokens=30, max_tokens=30))
-    for number in range(places):
-        rig.service.accept(thinker_request(f"bbbbbbbb{number}", [5] * 8, min_tokens=30, max_tokens=30))
-    for _ in range(2 * places):
-        rig.step()
+    names = [f"aaaaaaaa{number}" for number in range(2 * places)]
+    names += [f"bbbbbbbb{number}" for number in range(places)]
+    rig.accept(*(thinker_request(name, [5] * 8, min_tokens=30, max_tokens=30) for name in names))
+    rig.advance(2 * places)
     running = sorted(gateway_of(each.request_id) for each in rig.scheduler.running)
     assert running == ["aaaaaaaa"] * (places // 2) + ["bbbbbbbb"] * (places // 2)
     rig.run()

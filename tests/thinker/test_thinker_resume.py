@@ -12,7 +12,7 @@ from shared.messages import FinishReason, Resume, ResumedSpeech, SpeechSettings,
 from tests.support.answers import random_prompt
 from tests.support.conversations import Item, Processor, asks, examples
 from tests.support.media import clip
-from tests.support.thinking import ThinkerRig, speech_of, thinker_request
+from tests.support.thinking import ThinkerRig, request_about, speech_of, thinker_request
 
 TOLERANCE = 1e-4
 END = 1538
@@ -47,13 +47,13 @@ def check_rows(rig: ThinkerRig, name: str, whole: str) -> None:
     assert float((rig.rows(name) - rig.rows(whole)).abs().max()) < TOLERANCE
 
 
-def cuts_of(request: ThinkRequest, text: list[int], reason: FinishReason | None) -> dict[str, ThinkRequest]:
+def cuts_of(request: ThinkRequest, text: list[int], reason: FinishReason | None) -> list[ThinkRequest]:
     """Attempts from the start, from places in the middle, from before the end, and from behind it."""
     cuts = {0, 1, 2, len(text) // 2, len(text) - 1} & set(range(len(text)))
     attempts = [resumed(request, f"{request.request_id}.{cut}", text[:cut]) for cut in cuts]
     if request.speech:
         attempts.append(resumed(request, f"{request.request_id}.end", text, finish_reason=reason))
-    return {attempt.request_id: attempt for attempt in attempts}
+    return attempts
 
 
 def check(rig: ThinkerRig, attempt: ThinkRequest, whole: str) -> None:
@@ -63,14 +63,21 @@ def check(rig: ThinkerRig, attempt: ThinkRequest, whole: str) -> None:
     assert there + rig.text(name) == rig.text(whole)
     if attempt.resume.finish_reason is None:
         assert rig.reason(name) == rig.reason(whole)
-        usage, first = rig.texts[name][0].prompt, rig.texts[whole][0].prompt
-        assert usage is not None
-        assert first is not None
+        usage, first = rig.usage(name), rig.usage(whole)
         assert usage.tokens == first.tokens >= usage.cached_tokens
     else:
         assert rig.texts[name] == []
     if attempt.speech:
         check_rows(rig, name, whole)
+
+
+def check_attempts(rig: ThinkerRig, request: ThinkRequest) -> None:
+    """Resume what was answered already wherever it can be."""
+    whole = request.request_id
+    attempts = cuts_of(request, rig.text(whole), rig.reason(whole))
+    rig.run(*attempts)
+    for attempt in attempts:
+        check(rig, attempt, whole)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
@@ -83,70 +90,34 @@ def test_it_goes_on_wherever_it_was_cut(
         for length in (1, 33, 34)
     ]
     thinker.run(*requests)
+    if not sampling:
+        assert {thinker.reason(request.request_id) for request in requests} == {"stop", "length"}
     for request in requests:
-        whole = request.request_id
-        attempts = cuts_of(request, thinker.text(whole), thinker.reason(whole))
-        thinker.run(*attempts.values())
-        for attempt in attempts.values():
-            check(thinker, attempt, whole)
-
-
-def test_both_endings_are_among_them(thinker: ThinkerRig) -> None:
-    requests = [thinker_request(f"r{length}", random_prompt(length), seed=length) for length in (1, 33, 34)]
-    thinker.run(*requests)
-    assert {thinker.reason(request.request_id) for request in requests} == {"stop", "length"}
+        check_attempts(thinker, request)
 
 
 @pytest.mark.parametrize("name", examples())
 def test_with_media_in_the_prompt(thinker: ThinkerRig, processor: Processor, name: str) -> None:
-    conversation = examples()[name]
-    request = thinker_request(
-        "a",
-        processor.prompt(conversation),
-        speech=speech_of(),
-        media=conversation.media,
-        use_audio_in_video=conversation.use_audio_in_video,
-        max_tokens=20,
-        temperature=0.9,
-    )
+    request = request_about("a", examples()[name], processor, max_tokens=20, temperature=0.9)
     thinker.run(request)
-    attempts = cuts_of(request, thinker.text("a"), thinker.reason("a"))
-    thinker.run(*attempts.values())
-    for attempt in attempts.values():
-        check(thinker, attempt, "a")
+    check_attempts(thinker, request)
 
 
 def test_positions_go_on_from_the_largest_of_the_prompt(thinker: ThinkerRig, processor: Processor) -> None:
     """A picture is wider than the sound behind it is long: the prompt's last position is not its largest."""
     video = Item("video", clip("mp4", 1.0, 4, 1680, 56, text="Hi."))
-    conversation = asks(video, use_audio_in_video=True)
-    request = thinker_request(
-        "a",
-        processor.prompt(conversation),
-        speech=speech_of(),
-        media=conversation.media,
-        use_audio_in_video=True,
-        max_tokens=12,
-    )
+    request = request_about("a", asks(video, use_audio_in_video=True), processor, max_tokens=12)
     thinker.run(request)
-    prompt_tokens = thinker.starts["a"].prompt_tokens
-    largest, last = (
-        thinker.positions("a")[:, :prompt_tokens].max(),
-        thinker.positions("a")[:, prompt_tokens - 1],
-    )
-    assert largest > last.max()
-    for attempt in cuts_of(request, thinker.text("a"), thinker.reason("a")).values():
-        thinker.run(attempt)
-        check(thinker, attempt, "a")
+    positions = thinker.positions("a")[:, : thinker.starts["a"].prompt_tokens]
+    assert positions.max() > positions[:, -1].max()
+    check_attempts(thinker, request)
 
 
 def test_a_reply_of_one_token(thinker: ThinkerRig) -> None:
     request = thinker_request("a", random_prompt(20), speech=speech_of(), max_tokens=1)
     thinker.run(request)
     assert len(thinker.text("a")) == 1
-    for attempt in cuts_of(request, thinker.text("a"), "length").values():
-        thinker.run(attempt)
-        check(thinker, attempt, "a")
+    check_attempts(thinker, request)
 
 
 def test_in_pieces_and_from_the_cache(chunked_thinker: ThinkerRig) -> None:
@@ -155,7 +126,7 @@ def test_in_pieces_and_from_the_cache(chunked_thinker: ThinkerRig) -> None:
         "a", random_prompt(130), speech=speech_of(), temperature=1.0, min_tokens=40, seed=3
     )
     chunked_thinker.run(request)
-    for attempt in cuts_of(request, chunked_thinker.text("a"), "length").values():
+    for attempt in cuts_of(request, chunked_thinker.text("a"), "length"):
         # The cache knows the prompt of these, and not of the others.
         chunked_thinker.run(attempt)
         check(chunked_thinker, attempt, "a")
@@ -239,11 +210,7 @@ HOSTILE: dict[str, tuple[dict[str, Any], str]] = {
         "resume.text_token_ids: the finish_reason is 'len",
     ),
     "one token, but speech": (
-        {
-            "text_token_ids": [END],
-            "finish_reason": "stop",
-            "speech": ResumedSpeech(codec_token_ids=[7]),
-        },
+        {"text_token_ids": [END], "finish_reason": "stop", "speech": ResumedSpeech(codec_token_ids=[7])},
         "resume.speech.codec_token_ids: a reply of one token",
     ),
 }

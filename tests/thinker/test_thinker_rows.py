@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
 from shared.vllm.tensors import POSITIONS
 from tests.support.answers import Reference, random_prompt
+from tests.support.http import Change
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
 
@@ -31,12 +32,24 @@ def check_track(rig: ThinkerRig, name: str, reference: Reference, prompt: list[i
     return error
 
 
+def check_spoken(rig: ThinkerRig, reference: Reference, prompts: dict[str, list[int]]) -> None:
+    """Let all of them be answered together, and compare; who comes first has precedence."""
+    rig.run(
+        *(
+            thinker_request(name, prompt, speech=speech_of(), priority=index)
+            for index, (name, prompt) in enumerate(prompts.items())
+        )
+    )
+    for name, prompt in prompts.items():
+        check_track(rig, name, reference, prompt)
+
+
 def test_rows_are_fetched_before_tokens_are_sampled(
     thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU their copy then ends before that of the tokens; reading them afterwards computes nothing."""
     worker = thinker.engine.model_executor.driver_worker.worker
-    runner, events = worker.model_runner, list[str]()
+    events: list[str] = []
 
     def noted(name: str, work: Any) -> Any:
         def call(*arguments: Any, **options: Any) -> Any:
@@ -49,7 +62,7 @@ def test_rows_are_fetched_before_tokens_are_sampled(
 
         return call
 
-    monkeypatch.setattr(runner, "sample_tokens", noted("sample", runner.sample_tokens))
+    monkeypatch.setattr(thinker.runner, "sample_tokens", noted("sample", thinker.runner.sample_tokens))
     monkeypatch.setattr(worker, "read_rows", noted("read", worker.read_rows))
     store = thinker.model.conditioning
     monkeypatch.setattr(store, "gather", noted("gather", store.gather))
@@ -79,31 +92,26 @@ def test_a_row_leaves_as_soon_as_it_exists(thinker: ThinkerRig) -> None:
     assert sent == [8, 9, 10, 13]
 
 
-def test_the_voices_differ_in_one_row(thinker: ThinkerRig) -> None:
-    prompt = random_prompt(33)
+def test_eight_at_once_each_get_their_own_reply_and_rows(thinker: ThinkerRig, reference: Reference) -> None:
+    lengths = (1, 7, 130, 2000, 33, 64, 300, 2)
+    spoken = {f"r{length}": random_prompt(length) for length in lengths[::2]}
+    written = {f"r{length}": random_prompt(length) for length in lengths[1::2]}
     thinker.run(
-        *(thinker_request(name, prompt, speech=speech_of(name)) for name in thinker.service.limits.speakers)
+        *(thinker_request(name, prompt, speech=speech_of()) for name, prompt in spoken.items()),
+        *(thinker_request(name, prompt) for name, prompt in written.items()),
     )
-    rows = [thinker.rows(name) for name in thinker.service.limits.speakers]
-    differing = (rows[0] - rows[1]).abs().amax(dim=1) > TOLERANCE
-    assert differing.nonzero().flatten().tolist() == [33]
-
-
-def test_eight_at_once_each_get_their_own_rows(thinker: ThinkerRig, reference: Reference) -> None:
-    prompts = {f"r{length}": random_prompt(length) for length in (1, 7, 130, 2000, 33, 64, 300, 2)}
-    thinker.run(*(thinker_request(name, prompt, speech=speech_of()) for name, prompt in prompts.items()))
     assert max(len(step) for step in thinker.steps.scheduled) == 8
-    for name, prompt in prompts.items():
+    for name, prompt in spoken.items():
         check_track(thinker, name, reference, prompt)
+    assert thinker.tracks.keys() == spoken.keys()
+    for name, prompt in written.items():
+        assert thinker.text(name) == reference.text(prompt, max_tokens=40)
+    assert len({tuple(thinker.text(name)) for name in spoken | written}) == 8
 
 
 def test_rows_of_a_prompt_computed_in_pieces(chunked_thinker: ThinkerRig, reference: Reference) -> None:
     prompts = {"long": random_prompt(300), "longer": random_prompt(501), "short": random_prompt(7)}
-    chunked_thinker.run(
-        *(thinker_request(name, prompt, speech=speech_of()) for name, prompt in prompts.items())
-    )
-    for name, prompt in prompts.items():
-        check_track(chunked_thinker, name, reference, prompt)
+    check_spoken(chunked_thinker, reference, prompts)
     pieces = [count for count in chunked_thinker.steps.of("longer") if count > 1]
     assert len(pieces) >= 10
     assert sum(pieces) >= 500
@@ -121,11 +129,7 @@ def test_rows_of_a_cached_prompt(chunked_thinker: ThinkerRig, reference: Referen
     rig.run(thinker_request("third", sharing, speech=speech_of()))
     computed = {name: sum(count for count in rig.steps.of(name) if count > 1) for name in rig.texts}
     cached = 300 // BLOCK_SIZE * BLOCK_SIZE
-    assert computed == {
-        "first": 300,
-        "second": 300 - cached,
-        "third": 290 - 200 // BLOCK_SIZE * BLOCK_SIZE,
-    }
+    assert computed == {"first": 300, "second": 300 - cached, "third": 290 - 200 // BLOCK_SIZE * BLOCK_SIZE}
     check_track(rig, "first", reference, prompt)
     check_track(rig, "second", reference, prompt, speaker="Chelsie")
     check_track(rig, "third", reference, sharing)
@@ -146,15 +150,10 @@ def test_a_prompt_that_text_only_requests_left_in_the_cache(
 def test_rows_after_preemption(tight_thinker: ThinkerRig, reference: Reference) -> None:
     # Of 14 blocks, three prompts take twelve; their replies need more than the two that are left.
     prompts = {f"r{seed}": random_prompt(125, seed=seed) for seed in range(4)}
-    tight_thinker.run(
-        *(
-            thinker_request(name, prompt, speech=speech_of(), priority=index)
-            for index, (name, prompt) in enumerate(prompts.items())
-        )
-    )
-    assert tight_thinker.steps.preemptions.total() > 0
-    for name, prompt in prompts.items():
-        check_track(tight_thinker, name, reference, prompt)
+    change = Change(tight_thinker.service.collect)
+    check_spoken(tight_thinker, reference, prompts)
+    told = change("omnirelay_preemptions_total", stage="thinker")
+    assert told >= tight_thinker.steps.preemptions.total() > 0
     preempted, _ = tight_thinker.steps.preemptions.most_common(1)[0]
     computed = sum(tight_thinker.steps.of(preempted))
     rows = 125 + len(tight_thinker.text(preempted)) - 1
@@ -165,12 +164,7 @@ def test_rows_after_preemption(tight_thinker: ThinkerRig, reference: Reference) 
 
 
 def test_a_checkpoint_of_other_sizes(other_thinker: ThinkerRig, other_reference: Reference) -> None:
-    prompts = {"short": random_prompt(9), "long": random_prompt(350)}
-    other_thinker.run(
-        *(thinker_request(name, prompt, speech=speech_of()) for name, prompt in prompts.items())
-    )
-    for name, prompt in prompts.items():
-        check_track(other_thinker, name, other_reference, prompt)
+    check_spoken(other_thinker, other_reference, {"short": random_prompt(9), "long": random_prompt(350)})
 
 
 def test_text_alone_reads_and_sends_no_rows(thinker: ThinkerRig) -> None:
@@ -220,3 +214,21 @@ def test_rows_are_copied_for_a_message_only_where_the_voice_joins_them() -> None
         assert message.start == start + (start >= 4)
         sent = np.frombuffer(message.rows.data.view, np.uint8)
         assert np.shares_memory(sent, rows.numpy()) == shared
+
+
+LIMIT = 40 * 512
+"""Bytes of 40 rows of the tiny thinker."""
+
+
+def test_many_rows_at_once_leave_in_messages_within_the_limit(
+    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    prompt = random_prompt(300)
+    thinker.run(thinker_request("whole", prompt, speech=speech_of()))
+    assert max(message.rows.data.nbytes for message in thinker.tracks["whole"]) > LIMIT
+    monkeypatch.setattr(thinker.service._rows, "_max_payload_bytes", LIMIT)
+    # The second finds its prompt in the prefix cache: one step brings all of its rows.
+    thinker.run(thinker_request("cut", prompt, speech=speech_of()))
+    assert max(message.rows.data.nbytes for message in thinker.tracks["cut"]) <= LIMIT
+    assert thinker.rows("cut").equal(thinker.rows("whole"))
+    assert thinker.positions("cut").equal(thinker.positions("whole"))

@@ -1,4 +1,4 @@
-"""What the thinker computes before it is ready on a GPU: the paths of requests, of which nothing is left."""
+"""A thinker as on GPUs: what it computes before it is ready, of which nothing is left, and its steps."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -19,17 +19,14 @@ from services.thinker import engine as thinker_engine
 from services.thinker.warm_up import warm_up
 from shared.config import MediaConfig, ThinkerConfig, ThinkerEngineConfig
 from shared.vllm.sampling.drawing import DrawProcessor
+from tests.support.answers import random_prompt
 from tests.support.http import Readings
-from tests.support.thinking import ThinkerRig, speech_of, thinker_request
-from tests.thinker.conftest import MakeThinker
+from tests.support.steps import compiled, declared, linted
+from tests.support.thinking import MakeThinker, ThinkerRig, speech_of, thinker_request
 
 
 def run(rig: ThinkerRig) -> None:
     warm_up(rig.engine, rig.service._media, rig.service._end_tokens)
-
-
-def runner_of(rig: ThinkerRig) -> Any:
-    return rig.engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
 
 
 def vllm_metrics() -> Iterator[Metric]:
@@ -38,7 +35,7 @@ def vllm_metrics() -> Iterator[Metric]:
 
 def test_each_path_is_computed_and_nothing_is_left(make_thinker: MakeThinker, tiny_checkpoint: Any) -> None:
     rig = make_thinker(tiny_checkpoint)
-    runner, scheduler = runner_of(rig), rig.scheduler
+    runner, scheduler = rig.runner, rig.scheduler
     model = runner.get_model()
     media: list[set[str]] = []
     embed, sample, apply = model.embed_multimodal, runner._sample, DrawProcessor.apply
@@ -83,12 +80,10 @@ def test_each_path_is_computed_and_nothing_is_left(make_thinker: MakeThinker, ti
     assert not rig.service._preparer._cache
     assert not rig.service._grammars._cache
     assert rig.service.active_requests() == []
-    assert scheduler.pieces.size._without_s is None
+    assert scheduler.piece._without_s is None
     # The first real request finds nothing in the prefix cache, not even the same prompt's.
     rig.run(thinker_request("a", [0] * 64, speech=speech_of(), max_tokens=4))
-    usage = rig.texts["a"][0].prompt
-    assert usage is not None
-    assert usage.cached_tokens == 0
+    assert rig.usage("a").cached_tokens == 0
 
 
 def test_a_gpu_s_thinker_begins_with_it_and_fails_with_it(tiny_checkpoint: Path) -> None:
@@ -105,8 +100,38 @@ def test_a_gpu_s_thinker_begins_with_it_and_fails_with_it(tiny_checkpoint: Path)
 
 def test_what_a_thinker_would_refuse_is_left_out(make_thinker: MakeThinker, tiny_checkpoint: Path) -> None:
     rig = make_thinker(tiny_checkpoint, max_model_len=64, media=MediaConfig(max_images=0, max_videos=0))
-    model = runner_of(rig).get_model()
+    model = rig.runner.get_model()
     with mock.patch.object(model, "_process_audio_input", wraps=model._process_audio_input) as heard:
         run(rig)
     # Of a second, not of eight.
     assert heard.call_count == 1
+
+
+def test_the_decoder_is_traced_whole_and_nothing_in_a_step_waits(thinker: ThinkerRig) -> None:
+    runner = thinker.runner
+    model = runner.get_model()
+
+    def answered() -> list[list[int]]:
+        thinker.forget()
+        # All of a prompt is computed each time.
+        assert thinker.engine.reset_prefix_cache()
+        names = {f"r{length}": random_prompt(length) for length in (9, 130)}
+        thinker.run(
+            *(
+                thinker_request(name, prompt, speech=speech_of(), max_tokens=12)
+                for name, prompt in names.items()
+            )
+        )
+        return [thinker.text(name) for name in names]
+
+    expected = answered()
+    with linted(model) as counts:
+        assert answered() == expected
+    assert min(counts) > 20
+    with declared(model.language_model.model) as lint:
+        assert answered() == expected
+    assert "vllm::unified_attention_with_output" in lint.written
+    with compiled(model.language_model.model) as graphs:
+        assert answered() == expected
+    # Prompts and several requests are of one; PyTorch makes another of a single token.
+    assert 1 <= len(graphs) <= 2

@@ -16,7 +16,9 @@ from tests.token2wav.support import (
     SMALL_BIGVGAN,
     SMALL_DIT,
     Oracle,
+    config_of,
     make_checkpoint,
+    pooler_of,
 )
 
 
@@ -32,34 +34,26 @@ def other_oracle(tmp_path_factory) -> Oracle:
 
 @pytest.fixture(scope="session")
 def engine(oracle) -> SynthesisEngine:
-    return build_token2wav(
-        TOKEN2WAV,
-        oracle.path,
-        max_batch_frames=MAX_BATCH_FRAMES,
-        max_vocoder_frames=MAX_VOCODER_FRAMES,
-        max_num_seqs=8,
-    )
+    return build_token2wav(TOKEN2WAV, oracle.path, config_of(MAX_BATCH_FRAMES, MAX_VOCODER_FRAMES))
 
 
 @pytest.fixture(scope="session")
 def other_engine(other_oracle) -> SynthesisEngine:
-    return build_token2wav(
-        TOKEN2WAV, other_oracle.path, max_batch_frames=100_000, max_vocoder_frames=7, max_num_seqs=8
-    )
+    return build_token2wav(TOKEN2WAV, other_oracle.path, config_of(100_000, 7))
 
 
 @pytest.fixture
 def idle(engine) -> Iterator[SynthesisEngine]:
     """The engine, with nothing left over in it before and after a test."""
     yield engine
-    engine.abort(list(engine._internal_ids))
+    engine.abort(list(engine._in_flight))
     while engine.has_work:
         engine.step()
 
 
 @pytest.fixture
 def pooler(idle) -> SynthesisPooler:
-    return idle._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner.model.pooler
+    return pooler_of(idle)
 
 
 @pytest.fixture

@@ -1,6 +1,6 @@
 """Checkpoints with random weights, and transformers' own answers for them."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,9 +13,13 @@ from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig, Qwen2_5O
 
 from services.families.qwen2_5_omni.token2wav.noise import initial_noise
 from services.token2wav.engine import SynthesisEngine
+from services.token2wav.stream import AudioStream
 from services.token2wav.synthesis import SynthesisChunk
+from shared.config import Precision, SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
+from shared.messages import Sampling, SpeechSettings
 
 NUM_EMBEDS = 64
+TOLERANCE = 1e-4
 MAX_BATCH_FRAMES = 500
 MAX_VOCODER_FRAMES = 90
 """Of the fixture ``engine``; no multiple of a block."""
@@ -48,7 +52,8 @@ class Oracle:
             "speaker": "Ethan",
             "is_last": True,
         }
-        return SynthesisChunk(**(values | changes))
+        solver = {name: changes.pop(name) for name in changes.keys() & SynthesisConfig.model_fields.keys()}
+        return SynthesisChunk(**(values | changes), config=SynthesisConfig(**solver))
 
     @torch.no_grad()
     def waveform(self, chunk: SynthesisChunk) -> torch.Tensor:
@@ -60,10 +65,17 @@ class Oracle:
                 torch.tensor([chunk.codes]),
                 conditioning=voice["cond"],
                 reference_mel=voice["ref_mel"],
-                num_steps=chunk.time_points,
-                guidance_scale=chunk.guidance_scale,
-                sway_coefficient=chunk.sway_coefficient,
+                num_steps=chunk.config.time_points,
+                guidance_scale=chunk.config.guidance_scale,
+                sway_coefficient=chunk.config.sway_coefficient,
             )
+
+    def check(self, results: Mapping[str, torch.Tensor | None], chunks: Mapping[str, SynthesisChunk]) -> None:
+        """What was made of some chunks is the reference's."""
+        for name, chunk in chunks.items():
+            result = results[name]
+            assert result is not None
+            assert (result - self.waveform(chunk)).abs().max() < TOLERANCE, name
 
 
 def make_checkpoint(path: Path, dit: dict[str, Any], bigvgan: dict[str, Any], seed: int) -> Oracle:
@@ -109,7 +121,7 @@ def make_checkpoint(path: Path, dit: dict[str, Any], bigvgan: dict[str, Any], se
 
 SMALL_DIT: dict[str, Any] = {
     "hidden_size": 32,
-    "num_hidden_layers": 4,
+    "num_hidden_layers": 3,
     "num_attention_heads": 2,
     "head_dim": 16,
     "emb_dim": 16,
@@ -152,6 +164,20 @@ OTHER_BIGVGAN: dict[str, Any] = {
 }
 
 
+def config_of(
+    max_batch_frames: int, max_vocoder_frames: int = 512, batch: int = 8, precision: Precision = "exact"
+) -> Token2WavConfig:
+    """A stage whose steps take so much, and in which no stream waits for another."""
+    return Token2WavConfig(
+        http=None,
+        engine=SynthesisEngineConfig(max_num_seqs=batch),
+        playback_margin_s=0.0,
+        synthesis=SynthesisConfig(
+            max_batch_frames=max_batch_frames, max_vocoder_frames=max_vocoder_frames, precision=precision
+        ),
+    )
+
+
 def run_all(engine: SynthesisEngine) -> dict[str, torch.Tensor]:
     """Step until idle; every chunk must have succeeded."""
     results = {}
@@ -162,6 +188,59 @@ def run_all(engine: SynthesisEngine) -> dict[str, torch.Tensor]:
             assert outcome.waveform is not None
             results[outcome.request_id] = outcome.waveform
     return results
+
+
+def runner_of(engine: SynthesisEngine) -> Any:
+    """vLLM's, of the only worker."""
+    return engine._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
+
+
+def pooler_of(engine: SynthesisEngine) -> Any:
+    """The model's part that makes audio."""
+    return runner_of(engine).model.pooler
+
+
+def spoken(seed: int, sizes: Sequence[int] = (), speaker: str = "Ethan") -> SpeechSettings:
+    """What a stream is to sound like, and how it is cut."""
+    sampling = Sampling(max_tokens=1)
+    return SpeechSettings(speaker=speaker, sampling=sampling, seed=seed, chunk_frames=list(sizes))
+
+
+def stream_of(
+    engine: SynthesisEngine,
+    codes: Sequence[int],
+    seed: int,
+    sizes: Sequence[int] = (),
+    *,
+    guidance_scale: float = 0.5,
+    max_blocks: int = 8,
+) -> AudioStream:
+    """A stream whose ids are all there."""
+    config = SynthesisConfig(guidance_scale=guidance_scale, max_chunk_blocks=max_blocks)
+    stream = AudioStream(spoken(seed, sizes), config, engine.geometry)
+    stream.extend(codes)
+    stream.end()
+    return stream
+
+
+def play(
+    engine: SynthesisEngine, streams: Mapping[int, AudioStream], starts: Mapping[int, int]
+) -> dict[int, torch.Tensor]:
+    """Make streams beside each other, each from an engine's step on."""
+    parts: dict[int, list[torch.Tensor]] = {number: [] for number in streams}
+    step = 0
+    while any(not stream.finished for stream in streams.values()):
+        for number, stream in streams.items():
+            if step >= starts[number] and (chunk := stream.next_chunk()) is not None:
+                engine.submit_chunk(str(number), chunk)
+        step += 1
+        for outcome in engine.step() if engine.has_work else ():
+            assert outcome.waveform is not None, outcome.error
+            number = int(outcome.request_id)
+            assert streams[number].accept_chunk()
+            parts[number].append(outcome.waveform)
+    run_all(engine)
+    return {number: torch.cat(made) for number, made in parts.items()}
 
 
 @contextmanager

@@ -1,12 +1,14 @@
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError
-from services.token2wav.chunks import ChunkingConfig, ChunkPlan, ChunkPlanner, CodecGeometry, Pick, largest
+from omnirelay.errors import CheckpointError, InvalidRequestError
+from services.token2wav.chunks import ChunkPlan, ChunkPlanner, CodecGeometry, Pick, largest
+from shared.config import SynthesisConfig
 
 GEOMETRY = CodecGeometry(block_size=24, repeats=2, max_frames=2400, unit_samples=240)
 BLOCK = GEOMETRY.codes_per_block
@@ -14,10 +16,12 @@ DOUBLING = [BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK]
 
 
 @st.composite
-def configs(draw) -> ChunkingConfig:
+def configs(draw) -> SynthesisConfig:
     first = draw(st.integers(1, 3))
-    return ChunkingConfig(
-        first_blocks=first, max_blocks=draw(st.integers(first, 8)), look_ahead_blocks=draw(st.integers(0, 2))
+    return SynthesisConfig(
+        first_chunk_blocks=first,
+        max_chunk_blocks=draw(st.integers(first, 8)),
+        look_ahead_blocks=draw(st.integers(0, 2)),
     )
 
 
@@ -67,7 +71,7 @@ fixed_sizes = st.just(no_sizes) | st.lists(st.integers(1, 3).map(lambda blocks: 
 @settings(deadline=None, max_examples=300)
 def test_targets_tile_the_stream(config, sizes, arrivals, announce_late, pick):
     """Whoever chooses them: the request, or the pick; and whenever ids come."""
-    config = replace(config, max_blocks=max(config.max_blocks, 3))
+    config = config.model_copy(update={"max_chunk_blocks": max(config.max_chunk_blocks, 3)})
     planner = ChunkPlanner(config, GEOMETRY, sizes)
     plans = run(planner, arrivals, announce_late, pick)
     total = sum(arrivals)
@@ -79,7 +83,7 @@ def test_targets_tile_the_stream(config, sizes, arrivals, announce_late, pick):
         assert plan.target_end <= plan.window_end <= received
         assert plan.start % BLOCK == 0
         assert plan.is_last == (index == len(plans) - 1)
-        assert plan.target_end - plan.start < config.max_blocks * BLOCK + margin
+        assert plan.target_end - plan.start < config.max_chunk_blocks * BLOCK + margin
         if not plan.is_last:
             assert plan.window_end - plan.target_end == config.look_ahead_blocks * BLOCK
         position = plan.target_end
@@ -91,7 +95,7 @@ def test_targets_tile_the_stream(config, sizes, arrivals, announce_late, pick):
 @given(config=configs(), sizes=fixed_sizes.filter(bool), arrivals=arrival_patterns, pick=picks())
 @settings(deadline=None, max_examples=200)
 def test_given_sizes_depend_on_nothing_else(config, sizes, arrivals, pick):
-    config = replace(config, max_blocks=max(config.max_blocks, 3))
+    config = config.model_copy(update={"max_chunk_blocks": max(config.max_chunk_blocks, 3)})
     piecemeal = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY, sizes), arrivals, pick=pick)]
     at_once = [plan for plan, _ in run(ChunkPlanner(config, GEOMETRY, sizes), [sum(arrivals)])]
     assert piecemeal == at_once
@@ -120,7 +124,8 @@ def test_a_resumed_stream_is_cut_as_before_up_to_what_was_delivered(config, tota
     assert not any(plan.delivered for plan in cut[delivered:])
     assert sum(sizes_of(cut)) == total
     # The cuts of both, given as sizes, are cut in the same places by a stream that nothing happened to.
-    most = replace(config, max_blocks=max(config.max_blocks, -(-max(sizes_of(cut)) // BLOCK)))
+    largest_blocks = max(config.max_chunk_blocks, -(-max(sizes_of(cut)) // BLOCK))
+    most = config.model_copy(update={"max_chunk_blocks": largest_blocks})
     whole = [-(-size // BLOCK) * BLOCK for size in sizes_of(cut)]
     assert sizes_of([plan for plan, _ in run(ChunkPlanner(most, GEOMETRY, whole), [total])]) == sizes_of(cut)
 
@@ -145,34 +150,30 @@ def test_a_stream_cannot_have_delivered_more_than_it_has(config, blocks, total):
 
 @pytest.mark.parametrize("total", [0, 5, 2**31])
 def test_a_chunk_that_ends_in_a_block_ended_its_stream(total):
-    resumed = ChunkPlanner(ChunkingConfig(), GEOMETRY, delivered=[BLOCK, BLOCK + 1])
+    resumed = ChunkPlanner(SynthesisConfig(), GEOMETRY, delivered=[BLOCK, BLOCK + 1])
     assert resumed.next_plan(total, False) is None
     with pytest.raises(InvalidRequestError, match=r"was not cut into 2 chunks of 25 together"):
         resumed.next_plan(total, True)
-    resumed = ChunkPlanner(ChunkingConfig(), GEOMETRY, delivered=[BLOCK, BLOCK + 1])
+    resumed = ChunkPlanner(SynthesisConfig(), GEOMETRY, delivered=[BLOCK, BLOCK + 1])
     assert resumed.next_plan(2 * BLOCK + 1, True) is None
     assert resumed.finished
 
 
 @pytest.mark.parametrize(
-    ("delivered", "problem"),
+    ("cut", "problem"),
     [
-        ([BLOCK + 1, BLOCK], r"chunk_samples\[0\]: a chunk of 13 codec frames"),
-        ([0, BLOCK], r"chunk_samples\[0\]: a chunk of 0 codec frames"),
-        ([BLOCK, 0], r"chunk_samples\[1\]: the chunk is empty"),
+        ({"delivered": [BLOCK + 1, BLOCK]}, r"chunk_samples\[0\]: a chunk of 13 codec frames"),
+        ({"delivered": [0, BLOCK]}, r"chunk_samples\[0\]: a chunk of 0 codec frames"),
+        ({"delivered": [BLOCK, 0]}, r"chunk_samples\[1\]: the chunk is empty"),
+        ({"sizes": [BLOCK + 1]}, r"chunk_frames\[0\]: .* 12 \(a block\) up to 96"),
+        ({"sizes": [BLOCK, 9 * BLOCK]}, r"chunk_frames\[1\]: .* 12 \(a block\) up to 96"),
+        ({"sizes": [BLOCK, BLOCK, 0]}, r"chunk_frames\[2\]: .* 12 \(a block\) up to 96"),
+        ({"sizes": [2**31 - 8]}, r"chunk_frames\[0\]: .* 12 \(a block\) up to 96"),
     ],
 )
-def test_no_stream_was_cut_like_that(delivered, problem):
+def test_no_stream_is_or_was_cut_like_that(cut, problem):
     with pytest.raises(InvalidRequestError, match=f"^{problem}"):
-        ChunkPlanner(ChunkingConfig(), GEOMETRY, delivered=delivered)
-
-
-@pytest.mark.parametrize("sizes", [[BLOCK + 1], [BLOCK, 9 * BLOCK], [BLOCK, BLOCK, 0], [2**31 - 8]])
-def test_no_stream_is_cut_like_that(sizes):
-    with pytest.raises(
-        InvalidRequestError, match=rf"^chunk_frames\[{len(sizes) - 1}\]: .* 12 \(a block\) up to 96"
-    ):
-        ChunkPlanner(ChunkingConfig(), GEOMETRY, sizes)
+        ChunkPlanner(SynthesisConfig(), GEOMETRY, **cut)
 
 
 def test_sizes_of_chunks_are_whole_codec_frames():
@@ -190,41 +191,34 @@ def test_sizes_of_chunks_are_whole_codec_frames():
 
 @pytest.mark.parametrize("total", [0, 100])
 def test_an_offline_stream_was_delivered_or_was_not(total):
-    config = ChunkingConfig(mode="offline")
-    delivered = ChunkPlanner(config, GEOMETRY, delivered=[total])
+    offline = partial(ChunkPlanner, SynthesisConfig(), GEOMETRY, streaming=False)
+    delivered = offline(delivered=[total])
     assert delivered.next_plan(total, False) is None
     assert delivered.next_plan(total, True) is None
     assert delivered.finished
     with pytest.raises(InvalidRequestError, match=r"^chunk_samples: a stream of mode offline has no 2"):
-        ChunkPlanner(config, GEOMETRY, delivered=[50, 50])
+        offline(delivered=[50, 50])
     with pytest.raises(InvalidRequestError, match=r"^chunk_samples: a stream of 99 codec frames was not"):
-        ChunkPlanner(config, GEOMETRY, delivered=[total]).next_plan(99, True)
+        offline(delivered=[total]).next_plan(99, True)
     with pytest.raises(InvalidRequestError, match=r"^chunk_frames: an answer in one piece"):
-        ChunkPlanner(config, GEOMETRY, [BLOCK])
-
-
-def test_the_last_size_repeats():
-    plans = [plan for plan, _ in run(ChunkPlanner(ChunkingConfig(), GEOMETRY, DOUBLING), [40 * BLOCK])]
-    sizes = [size // BLOCK for size in sizes_of(plans)]
-    assert sizes[:6] == [1, 2, 4, 8, 8, 8]
-    assert sum(sizes) == 40
+        offline(sizes=[BLOCK])
 
 
 def test_first_chunk_needs_its_block_and_look_ahead_only():
     """It is never larger, and nobody is asked, however much is there."""
-    planner = ChunkPlanner(ChunkingConfig(), GEOMETRY)
+    planner = ChunkPlanner(SynthesisConfig(), GEOMETRY)
     assert planner.next_plan(2 * BLOCK - 1, False) is None
     plan = planner.next_plan(2 * BLOCK, False)
     assert plan is not None
     assert (plan.window_end, plan.target_end, plan.is_last) == (2 * BLOCK, BLOCK, False)
-    plan = ChunkPlanner(ChunkingConfig(), GEOMETRY).next_plan(20 * BLOCK, True)
+    plan = ChunkPlanner(SynthesisConfig(), GEOMETRY).next_plan(20 * BLOCK, True)
     assert plan is not None
     assert plan.target_end == BLOCK
 
 
 def test_a_short_stream_is_one_chunk_without_context():
     for length in (1, BLOCK, 2 * BLOCK - 1):
-        planner = ChunkPlanner(ChunkingConfig(), GEOMETRY)
+        planner = ChunkPlanner(SynthesisConfig(), GEOMETRY)
         assert planner.next_plan(length, True) == ChunkPlan(0, 0, length, length, True)
 
 
@@ -234,7 +228,7 @@ def test_a_stream_may_end_in_the_look_ahead_while_it_waits():
     def wait(sizes: Sequence[int], may_wait: bool) -> int:
         return 0 if may_wait else sizes[-1]
 
-    planner = ChunkPlanner(ChunkingConfig(), GEOMETRY)
+    planner = ChunkPlanner(SynthesisConfig(), GEOMETRY)
     assert planner.next_plan(2 * BLOCK, False, wait) is not None
     assert planner.next_plan(3 * BLOCK + 5, False, wait) is None
     assert planner.next_plan(3 * BLOCK + 5, True, wait) == ChunkPlan(1, BLOCK, 41, 41, True)
@@ -242,17 +236,17 @@ def test_a_stream_may_end_in_the_look_ahead_while_it_waits():
 
 
 def test_offline_waits_for_the_end_and_refuses_what_is_too_long():
-    planner = ChunkPlanner(ChunkingConfig(mode="offline"), GEOMETRY)
+    planner = ChunkPlanner(SynthesisConfig(), GEOMETRY, streaming=False)
     assert planner.next_plan(1200, False) is None
     assert planner.next_plan(1200, True) == ChunkPlan(0, 0, 1200, 1200, True)
     assert planner.finished
     with pytest.raises(InvalidRequestError, match=r"2402 mel frames.*max_position_embeddings"):
-        ChunkPlanner(ChunkingConfig(mode="offline"), GEOMETRY).next_plan(1201, True)
+        ChunkPlanner(SynthesisConfig(), GEOMETRY, streaming=False).next_plan(1201, True)
 
 
 def test_a_stream_without_codes_ends_without_chunks():
-    for mode in ("stream", "offline"):
-        planner = ChunkPlanner(ChunkingConfig(mode=mode), GEOMETRY)
+    for streaming in (True, False):
+        planner = ChunkPlanner(SynthesisConfig(), GEOMETRY, streaming=streaming)
         assert planner.next_plan(0, False) is None
         assert not planner.finished
         assert planner.next_plan(0, True) is None
@@ -260,17 +254,13 @@ def test_a_stream_without_codes_ends_without_chunks():
 
 
 @pytest.mark.parametrize(
-    "values", [{"first_blocks": 0}, {"max_blocks": 0}, {"look_ahead_blocks": -1}, {"mode": "x"}]
+    ("values", "problem"),
+    [
+        ({"block_size": 25}, "block_size 25"),
+        ({"unit_samples": 0}, "0 samples"),
+        ({"trimmed_samples": 480}, "no sound"),
+    ],
 )
-def test_refuses_impossible_settings(values):
-    with pytest.raises(ConfigError):
-        ChunkingConfig(**values)
-
-
-def test_refuses_blocks_that_split_a_code():
-    with pytest.raises(CheckpointError, match="block_size 25"):
-        CodecGeometry(block_size=25, repeats=2, max_frames=100, unit_samples=240)
-    with pytest.raises(CheckpointError, match="0 samples"):
-        CodecGeometry(block_size=24, repeats=2, max_frames=100, unit_samples=0)
-    with pytest.raises(CheckpointError, match="first codec frame makes no sound"):
-        replace(GEOMETRY, trimmed_samples=480)
+def test_refuses_impossible_settings_and_blocks_that_split_a_code(values, problem):
+    with pytest.raises(CheckpointError, match=problem):
+        replace(GEOMETRY, **values)

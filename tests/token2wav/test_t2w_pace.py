@@ -7,10 +7,20 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from benchmarks.measure.answer import play
-from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.pace import Pace
-from tests.support.cuts import growing, least_silence, playback, steady
-from tests.token2wav.simulation import BLOCK, FRAME_S, GEOMETRY, MARGIN_S, Cost, simulate
+from shared.config import SynthesisConfig
+from tests.token2wav.simulation import (
+    BLOCK,
+    FRAME_S,
+    GEOMETRY,
+    MARGIN_S,
+    Cost,
+    growing,
+    least_silence,
+    playback,
+    simulate,
+    steady,
+)
 
 DOUBLING = [BLOCK, 2 * BLOCK, 4 * BLOCK, 8 * BLOCK]
 
@@ -67,14 +77,6 @@ def test_what_cannot_be_without_gaps_is_not_much_worse_than_it_must_be(rate, fix
     least_s = least_silence(arrivals, cost)
     assert silence_s >= least_s - 1e-9
     assert silence_s <= least_s + cost(8 * BLOCK) + 1e-9
-
-
-@pytest.mark.parametrize(("rate", "before_s"), [(50, 2.03), (60, 1.47), (75, 0.91), (100, 0.35)])
-def test_ten_seconds_of_speech_had_gaps_that_they_have_not(rate: int, before_s: float) -> None:
-    """With about what a chunk takes on one core."""
-    cost, arrivals = cost_of(0.05, 0.05), steady(10.0, rate)
-    assert playback(arrivals, growing(len(arrivals), DOUBLING), cost).silence_s == pytest.approx(before_s)
-    assert heard(simulate(arrivals, cost))[1] == pytest.approx(0)
 
 
 def test_chunks_grow_with_what_can_wait() -> None:
@@ -134,15 +136,6 @@ def test_times_are_learnt_and_unknown_ones_not_underrated(blocks, other, fixed_s
         assert pace.expected(size) == pytest.approx(seconds(size), rel=0.1, abs=1e-6)
 
 
-def test_a_slow_first_chunk_is_forgotten() -> None:
-    """The first one of a process takes longer than any other."""
-    pace = new_pace()
-    pace.observe(1, 5.0)
-    for _ in range(60):
-        pace.observe(1, 0.1)
-    assert pace.expected(1) == pytest.approx(0.1, abs=0.01)
-
-
 def test_the_choice() -> None:
     pace = new_pace(margin_s=0.5)
     for _ in range(100):
@@ -171,7 +164,7 @@ def test_the_choice() -> None:
 @given(look_ahead=st.integers(0, 2), frames=st.integers(1, 300), rate=st.floats(20, 300), cost=fast_costs())
 @settings(deadline=None, max_examples=60)
 def test_streams_are_tiled_whatever_the_look_ahead(look_ahead, frames, rate, cost):
-    config = ChunkingConfig(look_ahead_blocks=look_ahead)
+    config = SynthesisConfig(look_ahead_blocks=look_ahead)
     made = simulate(steady(frames * FRAME_S, rate), cost, config=config)
     assert sum(size for _, size in made) == frames
     assert all(size % BLOCK == 0 for _, size in made[:-1])

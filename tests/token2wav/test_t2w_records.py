@@ -9,16 +9,15 @@ import torch
 from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAntiAliasedActivation1d
 
 from benchmarks.gpu.bare import synthesizer_of
+from services.families.qwen2_5_omni.token2wav import dit
 from services.families.qwen2_5_omni.token2wav.blocks import filled_size
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.families.qwen2_5_omni.token2wav.vocoder import AntiAliasedActivation
-from services.token2wav.chunks import ChunkingConfig
 from services.token2wav.engine import SynthesisEngine
-from services.token2wav.stream import AudioStream, VoiceSettings
 from services.token2wav.synthesis import StreamState
 from shared.vllm.recorded import Recorded, Tensors, _like, _tensors
-from tests.support import recorder
-from tests.token2wav.support import run_all
+from tests.support import steps
+from tests.token2wav.support import play, pooler_of, stream_of
 
 TOLERANCE = 1e-5
 
@@ -31,41 +30,31 @@ def plain(request) -> SynthesisEngine:
 @pytest.fixture
 def recorded(plain, monkeypatch) -> Iterator[SolverSynthesizer]:
     """The engine's synthesizer as on a GPU; CUDA graphs are the recorder's."""
-    runner = plain._engine.engine_core.engine_core.model_executor.driver_worker.worker.model_runner
-    own = runner.model.pooler.synthesizer
-    made = SolverSynthesizer(own._dit, own._vocoder, own._conditioner, own._work, True, recorder.record)
-    monkeypatch.setattr(runner.model.pooler, "_of_model", (made,))
+    own = pooler_of(plain).synthesizer
+    made = SolverSynthesizer(own._dit, own._vocoder, own._conditioner, own._work, True, steps.record)
+    monkeypatch.setattr(pooler_of(plain), "_of_model", (made,))
     yield made
     assert not plain.has_work
 
 
-def play(engine: SynthesisEngine, lengths: list[int], scales: list[float]) -> list[torch.Tensor]:
+def heard(engine: SynthesisEngine, lengths: list[int], scales: list[float]) -> list[torch.Tensor]:
     """Streams beside each other, each a few steps later than the one before."""
-    streams = []
-    for number, (length, scale) in enumerate(zip(lengths, scales, strict=True)):
-        voice = VoiceSettings(seed=number, speaker="Ethan", guidance_scale=scale)
-        stream = AudioStream(voice, ChunkingConfig(max_blocks=3), engine.geometry)
-        stream.extend([(number + 7 * index) % 64 for index in range(length)])
-        stream.end()
-        streams.append(stream)
-    parts: list[list[torch.Tensor]] = [[] for _ in streams]
-    step = 0
-    while any(not stream.finished for stream in streams):
-        for number, stream in enumerate(streams):
-            if step >= 3 * number and (chunk := stream.next_chunk()) is not None:
-                engine.submit_chunk(str(number), chunk)
-        step += 1
-        for outcome in engine.step() if engine.has_work else ():
-            assert outcome.waveform is not None, outcome.error
-            streams[int(outcome.request_id)].accept_chunk()
-            parts[int(outcome.request_id)].append(outcome.waveform)
-    run_all(engine)
-    return [torch.cat(each) for each in parts]
+    streams = {
+        number: stream_of(
+            engine,
+            [(number + 7 * index) % 64 for index in range(length)],
+            number,
+            guidance_scale=scale,
+            max_blocks=3,
+        )
+        for number, (length, scale) in enumerate(zip(lengths, scales, strict=True))
+    }
+    return list(play(engine, streams, {number: 3 * number for number in streams}).values())
 
 
 STREAMS: list[tuple[list[int], list[float]]] = [
     ([80], [0.5]),
-    ([60, 50, 70], [0.5, 0.5, 0.5]),
+    ([40, 30, 50], [0.5, 0.5, 0.5]),
     ([40, 50], [0.0, 0.0]),
     ([40, 50], [0.0, 0.5]),
 ]
@@ -73,9 +62,9 @@ STREAMS: list[tuple[list[int], list[float]]] = [
 
 @pytest.mark.parametrize("streams", STREAMS)
 def test_streams_of_repeated_records_equal_those_computed(plain, monkeypatch, request, streams):
-    expected = play(plain, *streams)
+    expected = heard(plain, *streams)
     synthesizer = request.getfixturevalue("recorded")
-    for got, wanted in zip(play(plain, *streams), expected, strict=True):
+    for got, wanted in zip(heard(plain, *streams), expected, strict=True):
         assert wanted.std() > 0.01
         assert (got - wanted).abs().max() < TOLERANCE
     # The other engine makes audio in pieces of at most 7 frames.
@@ -90,7 +79,9 @@ def bare(request) -> SolverSynthesizer:
     return synthesizer_of(oracle.model.config, oracle.path, oracle.model.state_dict(), torch.device("cpu"))
 
 
-def steps_of_a_stream(synthesizer: SolverSynthesizer, oracle: Any) -> Iterator[tuple[Any, ...]]:
+def steps_of_a_stream(
+    synthesizer: SolverSynthesizer, oracle: Any, guidance_scale: float = 0.5
+) -> Iterator[tuple[Any, ...]]:
     """What the solver's steps are given for chunks of 1 to 6 blocks, all but the first behind another one."""
     config = synthesizer._dit.config
     block, stream, start = config.block_size // config.repeats, StreamState(), 0
@@ -101,6 +92,7 @@ def steps_of_a_stream(synthesizer: SolverSynthesizer, oracle: Any) -> Iterator[t
             target_end=start + blocks * config.block_size,
             stream=stream,
             is_last=False,
+            guidance_scale=guidance_scale,
         )
         state = synthesizer.prepare(chunk)
         for step in (0, 3):
@@ -144,6 +136,31 @@ def test_both_models_are_traced_whole(request, bare, monkeypatch):
             assert (got - expected).abs().max() < TOLERANCE
 
 
+@pytest.mark.long
+@torch.no_grad()
+def test_layers_are_compiled_once_of_a_kind_for_all_sizes_and_equal_plain_ones(request, bare, monkeypatch):
+    graphs: list[Any] = []
+
+    def backend(graph: Any, inputs: Any) -> Any:
+        graphs.append(graph)
+        return torch._dynamo.lookup_backend("inductor")(graph, inputs)
+
+    oracle = request.getfixturevalue(request.node.callspec.params["bare"])
+    torch._dynamo.reset()
+    made = torch.compile(dit.DiTLayer.forward, backend=backend, fullgraph=True)
+    monkeypatch.setattr(dit, "compiled_layer", made)
+    # Workers on a CPU compile nothing.
+    with torch.compiler.set_stance("default"):
+        for scale in (0.5, 0.0):
+            for inputs in steps_of_a_stream(bare, oracle, scale):
+                expected, got = (bare._dit.step(*inputs, compiled=each) for each in (False, True))
+                for one, other in zip(got, expected, strict=True):
+                    assert (one - other).abs().max() < TOLERANCE * other.abs().max()
+    torch._dynamo.reset()
+    kinds = {(each.looks_back, each.attn._ahead) for each in bare._dit.transformer_blocks}
+    assert len(graphs) == len(kinds) > 1
+
+
 @torch.no_grad()
 def test_on_another_device_nothing_waits_for_it_or_copies_to_it(request, bare):
     """On the device ``meta`` the paths of GPUs are taken; nothing is computed there."""
@@ -153,7 +170,7 @@ def test_on_another_device_nothing_waits_for_it_or_copies_to_it(request, bare):
     bare._vocoder.to("meta")
     for model, each in zip((bare._dit.step, bare._vocoder), inputs, strict=True):
         there = _like(each, (tensor.to("meta") for tensor in _tensors(each)))
-        with recorder.Recorder() as calls:
+        with steps.Recorder() as calls:
             results = list(_tensors(model(*there)))
         assert len(calls.calls) > 100
         assert all(result.is_meta for result in results)
@@ -165,7 +182,7 @@ def test_a_record_shows_what_is_not_a_function_of_its_inputs():
     def scaled(values: torch.Tensor) -> Tensors:
         return (values * factor,)
 
-    repeated = Recorded(scaled, recorder.record)
+    repeated = Recorded(scaled, steps.record)
     assert torch.equal(repeated(torch.ones(3))[0], torch.full((3,), 2.0))
     factor = 5.0
     assert torch.equal(repeated(torch.full((3,), 3.0))[0], torch.full((3,), 6.0))
@@ -183,7 +200,7 @@ def test_a_record_shows_what_is_not_a_function_of_its_inputs():
     ],
 )
 def test_what_waits_or_copies_is_found_and_computed_without_a_record(compute):
-    with pytest.raises(AssertionError, match=r"within a step"), recorder.Recorder():
+    with pytest.raises(AssertionError, match=r"within a step"), steps.Recorder():
         compute(torch.ones(3))
 
 

@@ -3,17 +3,14 @@ import logging
 import random
 import time
 from collections import Counter
-from dataclasses import replace
 
 import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
-from vllm import PoolingParams
 
-from omnirelay.errors import InvalidRequestError, StageFailedError, UnknownSpeakerError
+from omnirelay.errors import StageFailedError, UnknownSpeakerError
 from services.token2wav.engine import ChunkOutcome
 from services.token2wav.family import Budget
-from services.token2wav.synthesis import CHUNK_KEY
 from tests.token2wav.support import MAX_BATCH_FRAMES, MAX_VOCODER_FRAMES, counting, run_all
 
 TOLERANCE = 1e-4
@@ -23,7 +20,7 @@ TWO_PIECES = MAX_VOCODER_FRAMES // 2 + 5
 
 def progress(engine) -> dict[str, int]:
     """Solver steps taken, by request."""
-    internal = {value: key for key, value in engine._internal_ids.items()}
+    internal = {internal: name for name, (internal, _) in engine._in_flight.items()}
     return {internal[request.request_id]: request.num_computed_tokens for request in engine.scheduler.running}
 
 
@@ -44,8 +41,7 @@ def test_all_advance_one_step_and_a_newcomer_joins_at_once(oracle, idle, synthes
     assert [len(active) for active, _ in calls] == [2, 2, 3]
     results = run_all(idle)
     assert results.keys() == {"a", "b", "c"}
-    for name, chunk in {"a": oracle.chunk(3, seed=1), "c": oracle.chunk(14, seed=3)}.items():
-        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+    oracle.check(results, {"a": oracle.chunk(3, seed=1), "c": oracle.chunk(14, seed=3)})
 
 
 def test_a_suspect_advances_alone(oracle, idle):
@@ -62,16 +58,7 @@ def test_a_suspect_advances_alone(oracle, idle):
         alone = idle.scheduler.take_turn()
         results |= {outcome.request_id: outcome.waveform for outcome in idle.step()}
         assert alone is None or progress(idle)["a"] == before
-    for name, chunk in {"a": oracle.chunk(30, seed=2), "b": oracle.chunk(3, seed=1)}.items():
-        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
-
-
-def test_a_lone_request_takes_all_its_steps_at_once(oracle, idle, synthesizer):
-    idle.submit_chunk("lone", oracle.chunk(3))
-    with counting(synthesizer, "_step") as calls:
-        outcomes = idle.step()
-    assert [outcome.request_id for outcome in outcomes] == ["lone"]
-    assert len(calls) == 9
+    oracle.check(results, {"a": oracle.chunk(30, seed=2), "b": oracle.chunk(3, seed=1)})
 
 
 def test_a_lone_request_takes_no_more_steps_at_once_than_the_budgets_allow(oracle, idle, synthesizer):
@@ -80,10 +67,7 @@ def test_a_lone_request_takes_no_more_steps_at_once_than_the_budgets_allow(oracl
     steps, pieces = [], []
     outcomes: list[ChunkOutcome] = []
     while not outcomes:
-        with (
-            counting(synthesizer, "_step") as solved,
-            counting(synthesizer, "_vocode") as vocoded,
-        ):
+        with counting(synthesizer, "_step") as solved, counting(synthesizer, "_vocode") as vocoded:
             outcomes = idle.step()
         steps.append(len(solved))
         pieces.append(len(vocoded))
@@ -177,10 +161,7 @@ def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(
         before = {request.request_id: request.num_computed_tokens for request in scheduler.running}
         if len(before) < scheduler.max_num_running_reqs and scheduler.waiting:
             before[scheduler.waiting.peek_request().request_id] = 0
-        with (
-            counting(synthesizer, "_step") as solved,
-            counting(synthesizer, "_vocode") as vocoded,
-        ):
+        with counting(synthesizer, "_step") as solved, counting(synthesizer, "_vocode") as vocoded:
             ended += [outcome.request_id for outcome in idle.step()]
         assert sum(state.frames for active, _ in solved for state, _ in active) <= MAX_BATCH_FRAMES
         assert sum(frames_of_piece(state, pieces) for state, _, pieces in vocoded) <= MAX_VOCODER_FRAMES
@@ -232,15 +213,6 @@ def test_what_does_not_fit_the_budget_waits_and_is_not_overtaken(oracle, idle):
     assert run_all(idle).keys() == {"a", "b", "c", "small"}
 
 
-def test_a_chunk_larger_than_the_budget_runs_alone(oracle, idle, monkeypatch):
-    monkeypatch.setattr(idle.scheduler, "_budget", Budget(20, MAX_VOCODER_FRAMES))
-    idle.submit_chunk("a", oracle.chunk(30))
-    idle.submit_chunk("b", oracle.chunk(2))
-    idle.step()
-    assert progress(idle).keys() == {"a"}
-    assert run_all(idle).keys() == {"a", "b"}
-
-
 def test_priority_decides_who_waits(oracle, idle):
     third = MAX_BATCH_FRAMES // 2 // 3 + 5
     for name, priority in (("late", 5), ("later", 9), ("soon", 1)):
@@ -248,25 +220,6 @@ def test_priority_decides_who_waits(oracle, idle):
     idle.step()
     assert progress(idle).keys() == {"soon", "late"}
     run_all(idle)
-
-
-def test_abort_in_the_middle_frees_the_state_and_spares_the_others(oracle, idle, pooler):
-    kept = oracle.chunk(14, seed=4)
-    idle.submit_chunk("kept", kept)
-    idle.submit_chunk("aborted", oracle.chunk(20))
-    idle.submit_chunk("third", oracle.chunk(2))
-    idle.step()
-    idle.step()
-    assert pooler.active_states == 3
-    idle.abort(["aborted", "unknown"])
-    idle.step()
-    gc.collect()
-    assert pooler.active_states == 2
-    assert progress(idle) == {"kept": 3, "third": 3}
-    results = run_all(idle)
-    assert results.keys() == {"kept", "third"}
-    assert (results["kept"] - oracle.waveform(kept)).abs().max() < TOLERANCE
-    assert pooler.active_states == 0
 
 
 def test_abort_of_the_only_request_leaves_nothing(oracle, idle, pooler):
@@ -289,46 +242,7 @@ def test_a_request_id_can_be_used_again_after_an_abort(oracle, idle):
     idle.abort(["again"])
     chunk = oracle.chunk(7, seed=2)
     idle.submit_chunk("again", chunk)
-    with pytest.raises(StageFailedError, match="in flight"):
-        idle.submit_chunk("again", chunk)
     assert (run_all(idle)["again"] - oracle.waveform(chunk)).abs().max() < TOLERANCE
-
-
-def raw(engine, request_id: str, tokens: int, extra) -> None:
-    """Add a request past the checks of ``submit_chunk``."""
-    params = PoolingParams(task="plugin", extra_kwargs=extra)
-    prompt = {"prompt_token_ids": [0] * tokens}
-    engine._internal_ids[request_id] = engine._engine.add_request(request_id, prompt, params)
-
-
-@pytest.mark.parametrize(
-    ("tokens", "extra", "reason"),
-    [
-        (9, None, "holds no SynthesisChunk"),
-        (9, {CHUNK_KEY: "text"}, "holds no SynthesisChunk"),
-        (8, {}, "8 tokens for 9 advances"),
-        (9, {"codes": None}, "could not be scheduled"),
-        (9, {"target_end": 0}, "empty or not within"),
-    ],
-)
-def test_bad_parameters_fail_only_themselves(oracle, idle, tokens, extra, reason, propagate_logs):
-    # Too long to be done at once, where it begins alone.
-    good = oracle.chunk(120, seed=1)
-    idle.submit_chunk("good", good)
-    idle.step() if reason.startswith("8") else None
-    if extra is not None and CHUNK_KEY not in extra:
-        extra = {CHUNK_KEY: replace(oracle.chunk(5), **extra)}
-    raw(idle, "bad", tokens, extra)
-    outcomes = {outcome.request_id: outcome for outcome in collect(idle)}
-    error = outcomes["bad"].error
-    assert isinstance(error, StageFailedError if "scheduled" in reason else InvalidRequestError)
-    with pytest.raises(type(error), match=reason):
-        raise error
-    assert error.for_log in propagate_logs.text
-    result = outcomes["good"].waveform
-    assert result is not None
-    assert (result - oracle.waveform(good)).abs().max() < TOLERANCE
-    assert not idle.has_work
 
 
 def collect(engine) -> list[ChunkOutcome]:
@@ -347,7 +261,7 @@ def propagate_logs(caplog):
 def test_an_unknown_voice_fails_in_the_model_at_once_and_alone(oracle, idle, pooler, propagate_logs):
     good = oracle.chunk(5, seed=1)
     idle.submit_chunk("good", good)
-    idle.submit_chunk("bad", replace(good, speaker="Nobody"))
+    idle.submit_chunk("bad", oracle.chunk(5, seed=1, speaker="Nobody"))
     outcomes = idle.step()
     assert [outcome.request_id for outcome in outcomes] == ["bad"]
     assert isinstance(outcomes[0].error, UnknownSpeakerError)
@@ -387,16 +301,6 @@ def test_an_exception_while_preparing_or_vocoding_fails_one_request(
     assert pooler.active_states == 0
 
 
-def test_submit_refuses_before_anything_is_queued(oracle, idle):
-    with pytest.raises(InvalidRequestError, match="start 2 is not on a block border"):
-        idle.submit_chunk("bad", oracle.chunk(1, start=2))
-    assert not idle.has_work
-
-
-def test_no_kv_cache_is_kept(engine):
-    assert engine.scheduler.kv_cache_config.kv_cache_tensors == []
-
-
 def test_chunks_due_later_wait_for_one_that_is_due(oracle, idle, monkeypatch):
     monkeypatch.setattr(idle.scheduler, "_margin_s", 1.0)
     later = time.monotonic() + 100
@@ -414,8 +318,7 @@ def test_chunks_due_later_wait_for_one_that_is_due(oracle, idle, monkeypatch):
         results |= {outcome.request_id: outcome.waveform for outcome in idle.step()}
         assert progress(idle)["a"] == progress(idle)["b"] == 1
     results |= run_all(idle)
-    for name, chunk in chunks.items():
-        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+    oracle.check(results, chunks)
 
 
 @pytest.mark.parametrize(("places", "expected"), [(8, {"a": 1, "b": 1, "due": 1}), (2, {"a": 2, "b": 2})])
@@ -455,9 +358,9 @@ def test_a_step_asks_once_whether_audio_is_finite(oracle, idle, pooler, monkeypa
     made: list[int] = []
     end = pooler._outputs_of
 
-    def profiled(states):
+    def profiled(*arguments):
         with profile(activities=[ProfilerActivity.CPU]) as profiler:
-            outputs = end(states)
+            outputs = end(*arguments)
         counts = Counter({each.key: each.count for each in profiler.key_averages()})
         # Each would be a truth value asked for by itself; the list of all is one copy.
         assert counts["aten::_local_scalar_dense"] == 0
@@ -465,10 +368,10 @@ def test_a_step_asks_once_whether_audio_is_finite(oracle, idle, pooler, monkeypa
         return outputs
 
     monkeypatch.setattr(pooler, "_outputs_of", profiled)
-    for seed in range(5):
+    for seed in range(2):
         idle.submit_chunk(f"seed-{seed}", oracle.chunk(6, seed=seed))
-    assert len(collect(idle)) == 5
-    assert made[-1] == 5
+    assert len(collect(idle)) == 2
+    assert made[-1] == 2
 
 
 def test_pieces_of_equal_shapes_become_audio_together(oracle, idle, synthesizer, monkeypatch):
@@ -479,5 +382,4 @@ def test_pieces_of_equal_shapes_become_audio_together(oracle, idle, synthesizer,
             idle.submit_chunk(name, chunk)
         results = run_all(idle)
     assert sorted(target.shape[:-2] for _, target, _ in vocoded) == [(), (3,)]
-    for name, chunk in chunks.items():
-        assert (results[name] - oracle.waveform(chunk)).abs().max() < TOLERANCE
+    oracle.check(results, chunks)

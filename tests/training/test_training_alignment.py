@@ -19,10 +19,7 @@ pytestmark = pytest.mark.training
 
 
 LENGTHS = [15, 3]
-SCENE = Scene(
-    (Thing("red", "circle", 0.1, 0.1, 0.1), Thing("blue", "square", 0.75, 0.75, 0.25)),
-    (),
-)
+SCENE = Scene((Thing("red", "circle", 0.1, 0.1, 0.1), Thing("blue", "square", 0.75, 0.75, 0.25)), ())
 
 
 @pytest.fixture(scope="module")

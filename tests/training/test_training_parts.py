@@ -161,10 +161,7 @@ def test_a_training_from_a_checkpoint_changes_what_it_trains_and_nothing_else(tu
     rows = "thinker.model.embed_tokens.weight"
     assert {
         name.rpartition("thinker.audio_tower.")[1] or name.partition(".")[0] for name in changed - {rows}
-    } == {
-        "thinker.audio_tower.",
-        "talker",
-    }
+    } == {"thinker.audio_tower.", "talker"}
     differ = (before[rows] - after[rows]).abs().amax(1) > 1e-6
     assert set(differ.nonzero().flatten().tolist()) == set(talker.mark_ids())
     for name in ("spk_dict.pt", "tokenizer.json"):
@@ -353,39 +350,35 @@ def test_a_damaged_compact_checkpoint_is_not_expanded(tmp_path: Path) -> None:
         expand(tmp_path, tmp_path / "expanded")
 
 
-@pytest.mark.parametrize(
-    ("entry", "problem"),
-    [
-        ({"rows": 8448}, "not described"),
-        ({"rows": 1 << 40, "kept": []}, "1 to 1048576 are allowed"),
-        ({"rows": True, "kept": []}, "are allowed"),
-        ({"rows": 8448, "kept": [3, 2]}, "do not ascend"),
-        ({"rows": 8448, "kept": [8448]}, "do not ascend"),
-        ({"rows": 8448, "kept": "all"}, "not a list of ids"),
-        ({"rows": 8448, "kept": [1, 2]}, "holds 2 rows"),
-    ],
-)
-def test_a_compact_file_that_was_changed_is_refused(entry: Any, problem: str, tmp_path: Path) -> None:
-    write_compact(tmp_path, rows=json.dumps({"head": entry}))
-    with pytest.raises(CheckpointError, match=problem):
-        expand(tmp_path, tmp_path / "expanded")
-    assert not (tmp_path / "expanded").exists()
+def head(**entry: Any) -> dict[str, str]:
+    """What a compact file says of the rows of its only tensor."""
+    return {"rows": json.dumps({"head": entry})}
 
 
 @pytest.mark.parametrize(
     ("changed", "problem"),
     [
+        (head(rows=8448), "missing required field `kept`"),
+        (head(rows=1 << 40, kept=[]), "Expected `int` <= 1048576"),
+        (head(rows=True, kept=[]), "Expected `int`, got `bool`"),
+        (head(rows=8448, kept=[3, 2]), "do not ascend"),
+        (head(rows=8448, kept=[8448]), "do not ascend"),
+        (head(rows=8448, kept="all"), "Expected `array`, got `str`"),
+        (head(rows=8448, kept=[1, 2]), "holds 2 rows"),
         ({"format": "another"}, "no compact checkpoint of the format"),
-        ({"rows": "{"}, "is no JSON"),
-        ({"rows": "[]"}, "is no object"),
+        ({"rows": "{"}, "its metadata is not what was written"),
+        ({"rows": "[]"}, "Expected `object`, got `array`"),
         ({"voices": '{"Ethan": 1}'}, "the voice Ethan is incomplete"),
         ({"rows": '{"absent": {"rows": 2, "kept": []}}'}, "absent described, but not there"),
     ],
 )
-def test_metadata_that_was_changed_is_refused(changed: dict[str, str], problem: str, tmp_path: Path) -> None:
+def test_a_compact_file_that_was_changed_is_refused(
+    changed: dict[str, str], problem: str, tmp_path: Path
+) -> None:
     write_compact(tmp_path, **changed)
     with pytest.raises(CheckpointError, match=problem):
         expand(tmp_path, tmp_path / "expanded")
+    assert not (tmp_path / "expanded").exists()
 
 
 def write_compact(directory: Path, **changed: str) -> None:

@@ -1,4 +1,4 @@
-"""What a program may pass to ``chat``, and how it finds out."""
+"""What a program may pass to ``chat``, how it finds out, and reports of a gateway that knows more than it."""
 
 import base64
 import inspect
@@ -7,6 +7,7 @@ import subprocess
 import sys
 from typing import Any
 
+import msgspec
 import pytest
 
 import omnirelay
@@ -22,6 +23,7 @@ from omnirelay import (
     build_request,
 )
 from omnirelay.errors import InvalidRequestError, MediaError
+from omnirelay.status import StageLimits, StageLoad, StatusReport
 
 PARTS: list[dict[str, Any]] = [
     {"type": "text", "text": "What is this?"},
@@ -161,3 +163,23 @@ def test_importing_the_client_loads_msgspec_and_nothing_else() -> None:
     )
     # msgspec looks for typing_extensions, and does without.
     assert set(loaded.stdout.split()) - {"typing_extensions"} == {"msgspec", "omnirelay"}
+
+
+def test_fields_of_a_later_gateway_are_ignored() -> None:
+    stage = {
+        "name": "talker",
+        "replica": "1",
+        "pid": 7,
+        "state": "ready",
+        "limits": {"max_positions": 8, "codec": {"frame_samples": 320, "later": 1}, "later": [1]},
+        "load": {"running": 2, "later": {}},
+        "later": None,
+    }
+    gateway = {"pid": 1, "uptime_s": 2.0, "peak_memory_bytes": 3, "model": "m", "later": 1}
+    rest = {"requests": {}, "refused": {}, "dropped_events": 0, "later": 1}
+    found = msgspec.convert({"gateway": gateway, "stages": [stage], **rest}, StatusReport)
+    assert found.stages[0].limits.codec is not None
+    assert found.stages[0].limits.codec.frame_samples == 320
+    assert isinstance(found.stages[0].limits, StageLimits)
+    assert isinstance(found.stages[0].load, StageLoad)
+    assert found.stages[0].load.running == 2

@@ -1,6 +1,7 @@
-"""What is known of processes on a cluster, and what a command still waits for."""
+"""What is known of processes on a cluster, what a command waits for, and the rule of scaling."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -8,7 +9,7 @@ from omnirelay import StatusReport
 from omnirelay.errors import StageStartError
 from omnirelay.status import GatewayStatus, StageLoad, StageState, StageStatus
 from ops.cluster import commands
-from ops.cluster.autoscaling import StageSample
+from ops.cluster.autoscaling import Autoscaler, Bounds, StackSample, StageSample
 from ops.cluster.members import Member, Placed, Report, State, member, sample_of
 from ops.cluster.plan import Kind, kind_of
 
@@ -135,3 +136,95 @@ def test_the_table_has_every_process():
     rows = [line.split() for line in text.splitlines()]
     assert rows[2] == ["talker-1", "ready", "10.0.0.1", "abababab", "7", "0", "4"]
     assert "waits for a node" in text
+
+
+BATCH = 8
+
+
+def look(
+    at: float, talker: StageSample, token2wav: StageSample, queued: int = 0, underruns: int = 0
+) -> StackSample:
+    return StackSample(at, queued, underruns, {"talker": talker, "token2wav": token2wav})
+
+
+def ready(replicas: int, requests: int) -> StageSample:
+    return StageSample(replicas, replicas, requests)
+
+
+IDLE = ready(1, 0)
+
+
+@pytest.fixture
+def rule() -> Autoscaler:
+    return Autoscaler({"talker": Bounds(1, 3, BATCH), "token2wav": Bounds(1, 3, BATCH)}, 10.0, 100.0)
+
+
+Look = tuple[float, StageSample, StageSample, dict[str, int]]
+"""When, the two stages, and what is wanted then."""
+LOOKS: dict[str, list[Look]] = {
+    "a full stage grows after its time and not before": [
+        *((at, ready(1, 7), IDLE, {}) for at in (0, 9.9)),
+        (10, ready(1, 7), IDLE, {"talker": 2}),
+        (11, ready(1, 7), IDLE, {}),
+    ],
+    "a batch filled to the bound is not short": [(at, ready(1, 6), IDLE, {}) for at in range(0, 50, 2)],
+    "a moment without need starts the time again": [
+        (0, ready(1, 7), IDLE, {}),
+        (8, ready(1, 5), IDLE, {}),
+        *((at, ready(1, 7), IDLE, {}) for at in (10, 19.9)),
+        (20, ready(1, 7), IDLE, {"talker": 2}),
+    ],
+    "no stage grows beyond its most": [(at, ready(3, 24), IDLE, {}) for at in range(0, 50, 2)],
+    "an idle stage shrinks to its fewest, one at a time": [
+        (0, ready(3, 0), IDLE, {}),
+        (100, ready(3, 0), IDLE, {"talker": 2}),
+        (101, ready(2, 0), IDLE, {}),
+        (201, ready(2, 0), IDLE, {"talker": 1}),
+        *((at, ready(1, 0), IDLE, {}) for at in (202, 999)),
+    ],
+    "a stage shrinks if the others would be half empty": [
+        (0, ready(2, 4), IDLE, {}),
+        (100, ready(2, 4), IDLE, {"talker": 1}),
+    ],
+    "and only then": [(at, ready(2, 5), IDLE, {}) for at in (0, 100)],
+    "a stage whose replicas are not all ready stays": [
+        (at, StageSample(2, 1, 16), StageSample(2, 1, 0), {}) for at in range(0, 150, 5)
+    ],
+}
+
+
+@pytest.mark.parametrize("looks", LOOKS.values(), ids=LOOKS)
+def test_stages_grow_and_shrink(rule: Autoscaler, looks: list[Look]):
+    for at, talker, token2wav, wanted in looks:
+        assert rule.wanted(look(at, talker, token2wav)) == wanted, at
+
+
+@pytest.mark.parametrize("signs", [{"queued": [1, 1, 1]}, {"underruns": [1, 2, 3]}])
+def test_the_fullest_stage_grows_where_requests_wait_or_listeners_hear_gaps(
+    rule: Autoscaler, signs: dict[str, list[int]]
+):
+    def at(moment: float, index: int) -> dict[Any, int]:
+        values = {name: numbers[index] for name, numbers in signs.items()}
+        return dict(rule.wanted(look(moment, ready(1, 2), ready(1, 4), **values)))
+
+    # The first look at a counter says nothing of a change.
+    rule.wanted(look(-1, ready(1, 2), ready(1, 4)))
+    assert at(0, 0) == {}
+    assert at(5, 1) == {}
+    assert at(10, 2) == {"token2wav": 2}
+
+
+def test_old_gaps_and_a_gateway_that_counts_from_zero_again_are_no_need(rule: Autoscaler):
+    for at, underruns in ((0, 9), (5, 9), (10, 0), (15, 0)):
+        assert rule.wanted(look(at, ready(1, 2), IDLE, underruns=underruns)) == {}
+
+
+def test_no_stage_shrinks_while_another_is_short(rule: Autoscaler):
+    for at in range(0, 150, 5):
+        assert "talker" not in rule.wanted(look(at, ready(2, 0), ready(3, 24)))
+
+
+def test_stages_without_bounds_are_left_alone():
+    fixed = Autoscaler({}, 1.0, 1.0)
+    for at in range(5):
+        assert fixed.wanted(look(at, ready(1, 99), ready(1, 99), queued=9)) == {}

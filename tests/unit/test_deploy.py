@@ -242,14 +242,6 @@ def test_a_missing_checkpoint_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("service", OURS)
-def test_a_service_is_told_where_traces_go_if_the_operators_environment_says_so(service: str) -> None:
-    environment = SERVICES[service]["environment"]
-    # Without a value, Compose takes the one of its own environment, and sets nothing where there is none.
-    assert environment["OTEL_EXPORTER_OTLP_ENDPOINT"] is None
-    assert environment["OTEL_EXPORTER_OTLP_HEADERS"] is None
-
-
-@pytest.mark.parametrize("service", OURS)
 def test_stages_on_one_gpu_know_of_each_other(service: str) -> None:
     """By default all compute on the first; for others only their numbers have to be given."""
     environment = GPU["services"][service]["environment"]

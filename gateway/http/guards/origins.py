@@ -8,6 +8,7 @@ from typing import Final
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
+from gateway.access.places import without_port
 from omnirelay.errors import OriginError
 from omnirelay.protocol import parse_tcp
 from shared.config import GatewayConfig
@@ -38,7 +39,7 @@ def check_host(allowed: Collection[str], scope: Scope) -> None:
     """
     host = Headers(scope=scope).get("host")
     # Browsers always send one; other programs can send any.
-    if host is None or is_local(_name(host)) or _name(host) in allowed:
+    if host is None or is_local(name := without_port(host.lower())) or name in allowed:
         return
     raise OriginError(
         f"this gateway does not answer for {host[:128]!r}: "
@@ -52,7 +53,7 @@ def allowed_hosts(gateway: GatewayConfig) -> frozenset[str] | None:
     if hosts is None and gateway.http is not None and not is_local(parse_tcp(gateway.http)[0]):
         return None
     origins = [*gateway.http_origins, *gateway.page_origins]
-    return frozenset(hosts or ()) | {_name(origin.partition("://")[2]) for origin in origins}
+    return frozenset(hosts or ()) | {without_port(origin.lower().partition("://")[2]) for origin in origins}
 
 
 def is_local(name: str) -> bool:
@@ -67,11 +68,3 @@ def is_local(name: str) -> bool:
 
 def _is_own(origin: str, host: str) -> bool:
     return origin.partition("://")[2] == host and _FIXED_HOST.fullmatch(origin) is not None
-
-
-def _name(host: str) -> str:
-    """Return a host in lower case, without port and brackets."""
-    bare = host.lower()
-    if bare.startswith("["):
-        return bare[1:].partition("]")[0]
-    return bare.partition(":")[0]

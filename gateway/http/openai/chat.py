@@ -11,7 +11,7 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin_all, finish_reason, start_delay, tokens_of, usage_of
+from gateway.http.answer import HttpAnswer, begin, finish_reason, start_delay, tokens_of, usage_of
 from gateway.http.context import HttpContext
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.choices import stream_of, whole_of
@@ -53,7 +53,7 @@ class ChatApi:
         def read(body: bytearray) -> tuple[ChatAnswerOptions, GenerateRequest]:
             return read_chat(parse(body, context.max_item_bytes), context.max_text_tokens, kept)
 
-        options, answers = await begin_all(context, request, read, NAMES)
+        options, answers = await begin(context, request, read, NAMES)
         keep = partial(self._spoken.keep, client)
         completions = [Completion(context, options, answer, keep) for answer in answers]
         if options.events:
@@ -140,7 +140,7 @@ class Completion:
         for delta in [*await self._last_audio(done), *self._text_deltas("", last=True)]:
             yield self._chunk(delta)
         yield self._chunk({}, self._finish_reason(done))
-        if self._options.include_usage:
+        if self._options.usage.include_usage:
             yield {**self._head("chat.completion.chunk"), "choices": [], "usage": usage_of_chat(done)}
 
     async def _last_audio(self, done: DoneEvent) -> list[dict[str, Any]]:
@@ -191,9 +191,10 @@ class Completion:
         if self._audio is not None:
             # vLLM-Omni's benchmark tells text from speech by it.
             chunk["modality"] = "audio" if delta.get("audio", {}).get("data") else "text"
-        if not self._options.include_usage:
+        if not self._options.usage.include_usage:
             return chunk
-        return {**chunk, "usage": self._usage_so_far() if self._options.running_usage else None}
+        running = self._options.usage.continuous_usage_stats
+        return {**chunk, "usage": self._usage_so_far() if running else None}
 
     def _usage_so_far(self) -> dict[str, int] | None:
         """Count the tokens that the stages have sent; none if the request is not remembered any more."""
@@ -205,27 +206,21 @@ class Completion:
 
     def _text_deltas(self, text: str, always: bool = False, last: bool = False) -> list[dict[str, Any]]:
         """Return what a piece of the text brings; ``always`` something."""
-        if self._audio is not None:
-            return [self._audio_delta(transcript=text)] if text or always else []
-        if self._calls is None:
-            return [{"content": text}] if text or always else []
-        before = self._calls.calls
+        numbers = count(self._calls.calls)
         deltas = [
-            {"content": each} if isinstance(each, str) else each for each in self._calls.push(text, last)
+            self._call_delta(next(numbers), each) if isinstance(each, Call) else self._said(each)
+            for each in self._calls.push(text, last)
         ]
-        calls = count(before)
-        return [
-            each if isinstance(each, dict) else {"tool_calls": [self._call_delta(next(calls), each)]}
-            for each in deltas
-        ] or ([{"content": ""}] if always else [])
+        return deltas or ([self._said("")] if always else [])
+
+    def _said(self, text: str) -> dict[str, Any]:
+        return {"content": text} if self._audio is None else self._audio_delta(transcript=text)
 
     def _call_delta(self, number: int, call: Call) -> dict[str, Any]:
-        return {"index": number, **call_object(self._answer.request_id, number, call)}
+        return {"tool_calls": [{"index": number, **call_object(self._answer.request_id, number, call)}]}
 
     def _split(self, text: str) -> tuple[str, list[dict[str, Any]]]:
         """Return a whole answer's text, and its calls."""
-        if self._calls is None:
-            return text, []
         found = self._calls.push(text, last=True)
         calls = [each for each in found if isinstance(each, Call)]
         said = "".join(each for each in found if isinstance(each, str))
@@ -233,7 +228,7 @@ class Completion:
 
     def _finish_reason(self, done: DoneEvent) -> str:
         reason = finish_reason(done)
-        return "tool_calls" if reason == "stop" and self._calls is not None and self._calls.calls else reason
+        return "tool_calls" if reason == "stop" and self._calls.calls else reason
 
     def _audio_delta(self, **fields: Any) -> dict[str, Any]:
         return {"audio": {"id": self._audio_id, **fields}}

@@ -1,7 +1,7 @@
 """The body of ``/v1/chat/completions``, converted to a request of the gateway."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -72,14 +72,57 @@ class ProcessorOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured."""
+    """The fields that are honoured.
+
+    Attributes:
+        model: The served model's name, or ``omnirelay``.
+        messages: The conversation, at most 2048 messages (docs/api-chat.md#messages).
+        modalities: ``["text"]``, the default, or ``["text", "audio"]``. ``["audio"]`` is refused.
+        audio: ``voice`` and ``format`` of the speech; needs ``modalities`` with ``audio``. A voice is the
+            checkpoint's, or an alias such as OpenAI's ``alloy``. Formats: docs/api-speech.md#formats.
+        stream: Stream the answer as server-sent events (docs/api-chat.md#streams).
+        stream_options: ``{"include_usage": true}``: token counts at the end; with
+            ``"continuous_usage_stats": true`` in each chunk too.
+        max_tokens: As ``max_completion_tokens``.
+        max_completion_tokens: Most *text* tokens; codec ids are not counted. Default and most:
+            ``gateway.limits.max_text_tokens``.
+        min_tokens: No end token before this many tokens.
+        ignore_eos: No end token at all: the answer has the maximum length.
+        temperature: 0 is greedy, and the default.
+        top_p: Default: 1.
+        top_k: 0 and -1, the default, switch it off.
+        repetition_penalty: Default: 1.
+        presence_penalty: On each token that the answer has, once.
+        frequency_penalty: On each token of the answer, for every occurrence.
+        min_p: Excludes tokens with less than this share of the likeliest token's probability.
+        logit_bias: Added to the logits, by token ids as strings.
+        logprobs: Log probabilities of the text tokens, before penalties, biases and temperature.
+        top_logprobs: And those of so many of the likeliest tokens at each.
+        response_format: ``json_object`` or ``json_schema`` (docs/api-chat.md#json).
+        tools: Functions (docs/api-chat.md#functions) that the model may call.
+        tool_choice: Whether a call must be made, and of which function.
+        parallel_tool_calls: Whether an answer may have several calls.
+        stop: Up to 4 texts of at most 256 characters; the answer ends before the first. Text only.
+        n: Number of answers (docs/api-chat.md#several-answers).
+        seed: Makes text, speech and noise repeatable; samples to the last bit only with ``chunk_frames``.
+            Default: random.
+        priority: Smaller is served first.
+        deadline_s: Deadline of the request. Default and most: ``gateway.limits.deadline_s``.
+        mm_processor_kwargs: ``{"use_audio_in_video": true}``: use the audio of videos too. No other key.
+        codec_sampling: Sampling of speech: ``max_tokens``, ``min_tokens``, ``temperature``, ``top_k``,
+            ``top_p``, ``repetition_penalty``.
+        chunk_frames: Sizes of the pieces in which speech is made (docs/protocol.md#sizes-of-pieces).
+        resumable: Send what it takes to continue a streamed answer
+            (docs/api-chat.md#continuing-after-a-loss).
+        resume: A partial answer to continue.
+    """
 
     model: str
     messages: Annotated[list[Any], Meta(min_length=1, max_length=MAX_MESSAGES)]
     modalities: list[str] | None = None
     audio: AudioOptions | None = None
     stream: bool = False
-    stream_options: StreamOptions | None = None
+    stream_options: StreamOptions = StreamOptions()
     max_tokens: Annotated[int, Meta(ge=1)] | None = None
     max_completion_tokens: Annotated[int, Meta(ge=1)] | None = None
     min_tokens: Annotated[int, Meta(ge=0)] | None = None
@@ -115,28 +158,22 @@ class ChatAnswerOptions(AnswerOptions):
     """How a client wants its completion.
 
     Attributes:
-        include_usage: End the stream with the numbers of tokens.
+        usage: When the numbers of tokens are told.
         logprobs: The answer has the log probabilities of its tokens.
-        running_usage: Each chunk has the numbers of tokens so far.
         audio: The format of the speech; none for text only.
-        tools: Names of the functions that the model may call.
-        bare: Calls have no marks: a grammar makes the whole answer one, or an object.
-        parallel: It may call several.
+        calls: A parser that has read nothing.
         resumable: Each chunk has what it takes to go on behind it.
     """
 
-    include_usage: bool
-    running_usage: bool
+    usage: StreamOptions
     logprobs: bool
     audio: AudioFormat | None
-    tools: frozenset[str] = frozenset()
-    bare: bool = False
-    parallel: bool = True
+    calls: CallParser = field(default_factory=CallParser)
     resumable: bool = False
 
-    def call_parser(self) -> CallParser | None:
-        """A parser of the answer; none if nothing can be called."""
-        return CallParser(self.tools, self.bare, self.parallel) if self.tools else None
+    def call_parser(self) -> CallParser:
+        """A parser of an answer."""
+        return replace(self.calls)
 
 
 def read_chat(
@@ -156,7 +193,6 @@ def read_chat(
     """
     strings, fields = body.strings, read_fields(body.values, ChatFields)
     audio = _audio_format(fields)
-    usage = fields.stream_options or StreamOptions()
     places = [f"messages[{at}]" for at in range(len(fields.messages))]
     try:
         given = [convert(each, Message, place) for each, place in zip(fields.messages, places, strict=True)]
@@ -196,17 +232,13 @@ def read_chat(
         resume=fields.resume,
     )
     request, parser = with_tools(given_request)
-    running = usage.include_usage and usage.continuous_usage_stats
     options = ChatAnswerOptions(
         fields.model,
         fields.stream,
-        usage.include_usage,
-        running,
+        fields.stream_options,
         fields.logprobs,
         audio,
-        frozenset(tool.function.name for tool in tools),
-        parser is not None and parser.bare,
-        fields.parallel_tool_calls,
+        replace(parser, several=fields.parallel_tool_calls),
         fields.resumable,
         choices=fields.n,
     )
@@ -221,7 +253,7 @@ def _check_choices(fields: ChatFields, audio: AudioFormat | None) -> None:
         raise UnsupportedError("n over 1 is for answers in text only", "n")
     if fields.resumable:
         raise UnsupportedError("only one answer is resumable", "n")
-    if fields.stream_options is not None and fields.stream_options.continuous_usage_stats:
+    if fields.stream_options.continuous_usage_stats:
         raise UnsupportedError(
             "continuous_usage_stats count one answer only", "stream_options.continuous_usage_stats"
         )

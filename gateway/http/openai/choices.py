@@ -7,8 +7,7 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, close_all
-from gateway.http.connection import while_connected
+from gateway.http.answer import HttpAnswer, reading
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.streams import EventStream
@@ -29,11 +28,8 @@ async def whole_of(
     wholes: Sequence[Coroutine[Any, Any, dict[str, Any]]],
 ) -> Response:
     """Wait for all choices, and build the response of them; ClientGoneError if the client disconnects."""
-    try:
-        async with while_connected(request.receive):
-            return json_response(joined(await all_of(wholes)), headers=answers[0].headers)
-    finally:
-        close_all(answers)
+    async with reading(request.receive, *answers):
+        return json_response(joined(await all_of(wholes)), headers=answers[0].headers)
 
 
 def joined(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
@@ -62,7 +58,7 @@ async def merged(streams: Sequence[Chunks]) -> Chunks:
     """
     head: dict[str, Any] = {}
     ends: list[dict[str, Any]] = []
-    coming = {_coming(stream): at for at, stream in enumerate(streams)}
+    coming = {asyncio.ensure_future(anext(stream, None)): at for at, stream in enumerate(streams)}
     try:
         while coming:
             done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
@@ -70,7 +66,7 @@ async def merged(streams: Sequence[Chunks]) -> Chunks:
                 at, chunk = coming.pop(task), task.result()
                 if chunk is None:
                     continue
-                coming[_coming(streams[at])] = at
+                coming[asyncio.ensure_future(anext(streams[at], None))] = at
                 head = head or {name: chunk[name] for name in ("id", "created")}
                 if chunk["choices"]:
                     yield {**chunk, **head, "choices": [{**each, "index": at} for each in chunk["choices"]]}
@@ -84,12 +80,3 @@ async def merged(streams: Sequence[Chunks]) -> Chunks:
         await asyncio.gather(*coming, return_exceptions=True)
         for stream in streams:
             await stream.aclose()
-
-
-def _coming(stream: Chunks) -> "asyncio.Task[dict[str, Any] | None]":
-    """Begin to wait for the next chunk of a stream; none at its end."""
-
-    async def following() -> dict[str, Any] | None:
-        return await anext(stream, None)
-
-    return asyncio.create_task(following())

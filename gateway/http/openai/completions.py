@@ -8,7 +8,7 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin_all, finish_reason
+from gateway.http.answer import HttpAnswer, begin, finish_reason
 from gateway.http.context import HttpContext
 from gateway.http.fields import convert
 from gateway.http.openai.chat import NAMES as CHAT_NAMES
@@ -80,7 +80,7 @@ class CompletionsApi:
         def read(body: bytearray) -> tuple[ChatAnswerOptions, GenerateRequest]:
             return read_completion(parse(body, context.max_item_bytes), context.max_text_tokens)
 
-        options, answers = await begin_all(context, request, read, NAMES)
+        options, answers = await begin(context, request, read, NAMES)
         if options.events:
             return stream_of(context, answers, [self._events(options, answer) for answer in answers])
         return await whole_of(request, answers, [self._whole(answer) for answer in answers])
@@ -98,7 +98,7 @@ class CompletionsApi:
                 yield self._object(answer, event.text, None)
             elif isinstance(event, DoneEvent):
                 yield self._object(answer, "", finish_reason(event))
-                if options.include_usage:
+                if options.usage.include_usage:
                     yield {**self._object(answer, "", None), "choices": [], "usage": usage_of_chat(event)}
 
     def _object(self, answer: HttpAnswer, text: str, reason: str | None) -> dict[str, Any]:

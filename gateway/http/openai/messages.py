@@ -1,12 +1,12 @@
 """Messages of a chat in OpenAI's and vLLM's form, converted to the gateway's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, get_args
 
 import msgspec
 from msgspec import Meta
 
-from gateway.http.fields import convert
+from gateway.http.fields import convert_given
 from gateway.http.openai.strings import LongStrings
 from gateway.http.openai.tools import PastCall, PastFunction
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
@@ -62,30 +62,33 @@ class _AudioFile(_StrictStruct, frozen=True):
     format: str
 
 
-class _Part(_StrictStruct, frozen=True, kw_only=True):
-    type: str
+class _Part(_StrictStruct, frozen=True, kw_only=True, tag_field="type"):
     prompt_cache_breakpoint: Any = None
     cache_control: Any = None
 
 
-class _PlainTextPart(_Part, frozen=True, kw_only=True):
+class _PlainTextPart(_Part, frozen=True, kw_only=True, tag="text"):
     text: str
 
 
-class _SoundPart(_Part, frozen=True, kw_only=True):
+class _SoundPart(_Part, frozen=True, kw_only=True, tag="input_audio"):
     input_audio: _AudioFile
 
 
-class _AudioUrlPart(_Part, frozen=True, kw_only=True):
+class _AudioUrlPart(_Part, frozen=True, kw_only=True, tag="audio_url"):
     audio_url: _Url
 
 
-class _ImageUrlPart(_Part, frozen=True, kw_only=True):
+class _ImageUrlPart(_Part, frozen=True, kw_only=True, tag="image_url"):
     image_url: _Url
 
 
-class _VideoUrlPart(_Part, frozen=True, kw_only=True):
+class _VideoUrlPart(_Part, frozen=True, kw_only=True, tag="video_url"):
     video_url: _Url
+
+
+_AnyPart = _PlainTextPart | _SoundPart | _AudioUrlPart | _ImageUrlPart | _VideoUrlPart
+_TYPES: Final = tuple(str(kind.__struct_config__.tag) for kind in get_args(_AnyPart))
 
 
 def read_message(message: Message, strings: LongStrings, where: str, kept: Kept) -> ChatMessage:
@@ -165,46 +168,26 @@ def _content(message: Message, strings: LongStrings, where: str, kept: Kept) -> 
 
 
 def _part(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    kind = part.get("type")
-    if not isinstance(kind, str) or kind not in _READERS:
+    if (kind := part.get("type")) not in _TYPES:
         raise InvalidRequestError(
-            f"{where}.type can be {', '.join(_READERS)}, not {str(kind)[:64]!r}", f"{where}.type"
+            f"{where}.type can be {', '.join(_TYPES)}, not {str(kind)[:64]!r}", f"{where}.type"
         )
-    return _READERS[kind](part, strings, where)
-
-
-def _text(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    return TextPart(strings.text(convert(part, _PlainTextPart, where).text))
-
-
-def _sound(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    sound = convert(part, _SoundPart, where).input_audio
-    if sound.format in {"pcm", "pcm16"}:
-        raise UnsupportedError(
-            f"{where}: raw samples are not supported: send a wav file",
-            f"{where}.input_audio.format",
-        )
-    # The declared format is not needed: the decoder detects it.
-    return strings.media(AudioPart, sound.data, f"{where}.input_audio.data")
-
-
-def _audio_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    return strings.media(AudioPart, convert(part, _AudioUrlPart, where).audio_url.url)
-
-
-def _image_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    # ``detail`` is ignored: the model always gets the full resolution.
-    return strings.media(ImagePart, convert(part, _ImageUrlPart, where).image_url.url)
-
-
-def _video_url(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart:
-    return strings.media(VideoPart, convert(part, _VideoUrlPart, where).video_url.url)
-
-
-_READERS: Final[Mapping[str, Callable[[dict[str, Any], LongStrings, str], ContentPart]]] = {
-    "text": _text,
-    "input_audio": _sound,
-    "audio_url": _audio_url,
-    "image_url": _image_url,
-    "video_url": _video_url,
-}
+    given: _AnyPart = convert_given(part, _AnyPart, where)
+    match given:
+        case _PlainTextPart():
+            return TextPart(strings.text(given.text))
+        case _SoundPart(input_audio=sound):
+            if sound.format in {"pcm", "pcm16"}:
+                raise UnsupportedError(
+                    f"{where}: raw samples are not supported: send a wav file",
+                    f"{where}.input_audio.format",
+                )
+            # The declared format is not needed: the decoder detects it.
+            return strings.media(AudioPart, sound.data, f"{where}.input_audio.data")
+        case _AudioUrlPart():
+            return strings.media(AudioPart, given.audio_url.url)
+        case _ImageUrlPart():
+            # ``detail`` is ignored: the model always gets the full resolution.
+            return strings.media(ImagePart, given.image_url.url)
+        case _VideoUrlPart():
+            return strings.media(VideoPart, given.video_url.url)

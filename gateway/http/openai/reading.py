@@ -6,9 +6,7 @@ from typing import Final
 
 from gateway.access.account import ClientAccount
 from gateway.http.answer import AnswerEvent, HttpAnswer
-from gateway.http.fields import named
 from gateway.manager import Gateway
-from gateway.requests.response_stream import ResponseStream
 from omnirelay.errors import BusyError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.reading import one_ahead
@@ -42,19 +40,19 @@ def read_aloud(
         if first is not None:
             yield first
         async for request in requests:
-            with named(names):
-                stream = await _submitted(gateway, account, request)
-            yield HttpAnswer(stream, names)
+            yield await _submitted(gateway, account, names, request)
 
     return one_ahead(answers(), HttpAnswer.close)
 
 
-async def _submitted(gateway: Gateway, account: ClientAccount, request: GenerateRequest) -> ResponseStream:
+async def _submitted(
+    gateway: Gateway, account: ClientAccount, names: Names, request: GenerateRequest
+) -> HttpAnswer:
     """Submit a request, waiting for a place if the gateway is busy."""
     until = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            return await gateway.submit(request, account)
+            return await HttpAnswer.to(gateway, request, account, names)
         except BusyError as error:
             wait_s = error.retry_after_ms / 1000
             if asyncio.get_running_loop().time() + wait_s > until:

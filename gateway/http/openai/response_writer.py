@@ -31,7 +31,7 @@ class ResponseWriter:
 
     def __post_init__(self) -> None:
         self._calls = self._options.call_parser()
-        self._head = _head(f"resp_{self._answer.request_id}", self._model, self._options.parallel)
+        self._head = _head(f"resp_{self._answer.request_id}", self._model, self._calls.several)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the events as the answer is generated."""
@@ -48,7 +48,7 @@ class ResponseWriter:
             yield each
         for each in self._end_text():
             yield each
-        self._keep(self._head["id"], self._calls.written(done.text) if self._calls else done.text)
+        self._keep(self._head["id"], self._calls.written(done.text))
         cut = finish_reason(done) == "length"
         status = "incomplete" if cut else "completed"
         yield self._event(f"response.{status}", response=self._response(status, done))
@@ -59,10 +59,7 @@ class ResponseWriter:
         return self._event("response.incomplete", response=response)
 
     def _pieces(self, text: str, last: bool = False) -> Iterator[dict[str, Any]]:
-        found: list[str | Call] = [text] if text else []
-        if self._calls is not None:
-            found = self._calls.push(text, last)
-        for each in found:
+        for each in self._calls.push(text, last):
             yield from self._call(each) if isinstance(each, Call) else self._text(each)
 
     def _text(self, text: str) -> Iterator[dict[str, Any]]:

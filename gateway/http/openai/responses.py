@@ -12,7 +12,7 @@ import msgspec
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin
+from gateway.http.answer import HttpAnswer, begin, reading
 from gateway.http.context import HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
@@ -70,7 +70,28 @@ class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured; ``stream_options`` cannot change an answer."""
+    """The fields that are honoured; ``stream_options`` cannot change an answer.
+
+    Attributes:
+        model: As in a chat.
+        input: A text, or items: messages with ``input_text``, ``input_image``, ``input_audio`` and
+            ``output_text``; ``function_call``; ``function_call_output``. Items ``reasoning`` are ignored;
+            references to items are refused.
+        instructions: The system message, of this response only.
+        previous_response_id: The response that this one continues.
+        max_output_tokens: Most text tokens.
+        temperature: As in a chat.
+        top_p: As in a chat.
+        text: ``format`` is a chat's ``response_format`` (docs/api-chat.md#json); ``verbosity`` is ignored.
+        tools: Functions only.
+        tool_choice: As in a chat.
+        parallel_tool_calls: As in a chat.
+        stream: As in a chat.
+        stream_options: Ignored.
+        include: Ignored, except ``message.output_text.logprobs``, which is refused.
+        store: Keep this response, so that a later one can continue it.
+        generate: If false, by WebSocket: only keep ``input`` for a later response.
+    """
 
     model: str
     input: str | list[dict[str, Any]]
@@ -179,11 +200,11 @@ class ResponsesApi:
 
     async def create(self, request: Request) -> Response:
         """Continue a conversation; errors are those of :func:`gateway.http.answer.begin`."""
-        options, answer = await begin(self._context, request, partial(self.read, request), NAMES)
+        options, [answer] = await begin(self._context, request, partial(self.read, request), NAMES)
         writer = self.writer(request, options, answer)
         if options.events:
             return EventStream(writer.events(), [answer], self._context.told)
-        async with answer.reading(request.receive):
+        async with reading(request.receive, answer):
             async for event in writer.events():
                 last = event
         return json_response(last["response"], headers=answer.headers)

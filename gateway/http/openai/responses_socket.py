@@ -9,16 +9,15 @@ import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.http.answer import HttpAnswer
-from gateway.http.body import read_object
+from gateway.http.body import parsed, read_object, size_of
 from gateway.http.connection import ClientGoneError, received, send_text
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of, status_of
-from gateway.http.fields import named
 from gateway.http.guards.keys import client_of
 from gateway.http.openai.response_writer import empty_response
 from gateway.http.openai.responses import CANCEL, NAMES, ResponseOptions, ResponsesApi
-from omnirelay.errors import CancelledRequestError, InvalidRequestError, OmniRelayError
-from omnirelay.protocol import PIECE_BYTES, GenerateRequest
+from omnirelay.errors import BusyError, CancelledRequestError, InvalidRequestError, OmniRelayError
+from omnirelay.protocol import GenerateRequest
 from omnirelay.tasks import first_of
 
 IDLE_S: Final = 600.0
@@ -48,10 +47,16 @@ class ResponsesSocket:
             await first_of(connection.read(self._idle_s), connection.answer())
         except (ClientGoneError, WebSocketDisconnect) as error:
             log.debug("a client of /v1/responses disconnected: %s", error)
+        finally:
+            connection.hold.release()
 
 
 class _Connection:
-    """One client: what it asked for, and the response that is being generated."""
+    """One client: what it asked for, and the response that is being generated.
+
+    Attributes:
+        hold: The memory of the messages that are not yet requests; must be released.
+    """
 
     def __init__(self, socket: WebSocket, context: HttpContext, api: ResponsesApi) -> None:
         self._socket = socket
@@ -59,6 +64,7 @@ class _Connection:
         self._api = api
         self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
         self._answering = asyncio.Lock()
+        self.hold: Final = context.gateway.held.of(context.share(socket))
         self._current: HttpAnswer | None = None
 
     async def read(self, idle_s: float) -> None:
@@ -72,19 +78,25 @@ class _Connection:
             if message["type"] == "websocket.disconnect":
                 return
             text = message.get("text") or ""
-            if not self._cancels(text):
+            if self._cancels(text):
+                continue
+            try:
+                self.hold.grow(size_of(text))
+            except BusyError as error:
+                await self._refuse(error)
+            else:
                 await self._waiting.put(text)
 
     async def answer(self) -> None:
         """Answer one message after the other."""
         while True:
-            text = await self._waiting.get()
+            # No name for the text, which is not kept beside its request.
+            request = self._request(await self._waiting.get())
             async with self._answering:
                 try:
-                    await self._respond(text)
+                    await self._respond(*await request)
                 except OmniRelayError as error:
-                    self._context.told(error)
-                    await self._send(_error_event(error))
+                    await self._refuse(error)
 
     def _cancels(self, text: str) -> bool:
         """Whether a message cancels a response; the one in progress is cancelled if it is meant."""
@@ -101,16 +113,23 @@ class _Connection:
             self._context.gateway.cancel(current.request_id)
         return True
 
-    async def _respond(self, text: str) -> None:
-        client_of(self._socket.scope).check()
-        body = bytearray(text, "utf-8", "surrogatepass")
-        read = partial(self._api.read, self._socket, body, event=True)
-        options, request = await asyncio.to_thread(read) if len(body) > PIECE_BYTES else read()
+    async def _request(self, text: str) -> tuple[ResponseOptions, GenerateRequest]:
+        try:
+            client_of(self._socket.scope).check()
+            read = partial(self._api.read, self._socket, event=True)
+            body = bytearray(text, "utf-8", "surrogatepass")
+            options, request = await parsed(self._context, self.hold.client, read, body)
+        finally:
+            self.hold.shrink(size_of(text))
         self._context.require_model(options.model)
+        return options, request
+
+    async def _respond(self, options: ResponseOptions, request: GenerateRequest) -> None:
         if not options.generate:
             await self._keep_only(options)
             return
-        answer = self._current = await self._submit(request)
+        account = self._context.account(self._socket)
+        answer = self._current = await HttpAnswer.to(self._context.gateway, request, account, NAMES)
         del request
         writer = self._api.writer(self._socket, options, answer)
         try:
@@ -122,17 +141,16 @@ class _Connection:
             self._current = None
             answer.close()
 
-    async def _submit(self, request: GenerateRequest) -> HttpAnswer:
-        account = self._context.account(self._socket)
-        with named(NAMES):
-            return HttpAnswer(await self._context.gateway.submit(request, account), NAMES)
-
     async def _keep_only(self, options: ResponseOptions) -> None:
         """Keep the input of a request that asks for no output, for one that continues it."""
         response = empty_response(self._context.model)
         self._api.keep(self._socket, response["id"], options, "")
         for number, kind in enumerate(("created", "completed")):
             await self._send({"type": f"response.{kind}", "sequence_number": number, "response": response})
+
+    async def _refuse(self, error: OmniRelayError) -> None:
+        self._context.told(error)
+        await self._send(_error_event(error))
 
     async def _send(self, event: dict[str, Any]) -> None:
         await send_text(self._socket, msgspec.json.encode(event).decode())

@@ -48,7 +48,18 @@ NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "instr
 
 
 class VoiceFields(msgspec.Struct, frozen=True, kw_only=True):
-    """How a text is spoken."""
+    """How a text is spoken.
+
+    Attributes:
+        model: As in a chat.
+        voice: As in a chat. Default: the default voice.
+        instructions: Added to the end of the system message.
+        response_format: ``mp3``, ``opus``, ``aac``, ``flac``, ``wav``, or ``pcm``
+            (docs/api-speech.md#formats).
+        speed: Without a change of pitch. Values other than 1 need PyAV.
+        chunk_frames: As in a chat.
+        seed: Default: random.
+    """
 
     model: str = ALIAS
     voice: Voice | None = None
@@ -78,7 +89,14 @@ class VoiceFields(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class SpeechFields(VoiceFields, frozen=True, kw_only=True):
-    """The fields of a request."""
+    """The fields of a request.
+
+    Attributes:
+        model: As in a chat.
+        input: The text.
+        stream_format: ``audio``: the file, streamed. ``sse``: events ``speech.audio.delta`` with ``audio`` in
+            base64, then ``speech.audio.done`` with ``usage``.
+    """
 
     model: str
     input: Annotated[str, Meta(min_length=1, max_length=MAX_CHARACTERS)]
@@ -118,7 +136,7 @@ class SpeechApi:
         """Speak a text; errors are those of :func:`gateway.http.answer.begin`."""
         context = self._context
         read = partial(read_speech, system_prompt=context.gateway.validator.speech_system_prompt)
-        options, answer = await begin(context, request, read, NAMES)
+        options, [answer] = await begin(context, request, read, NAMES)
         account = context.account(request)
         events = read_aloud(context.gateway, account, NAMES, _each(options.rest), answer)
         if options.events:

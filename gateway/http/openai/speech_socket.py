@@ -14,7 +14,7 @@ from typing import Annotated, Any, Final
 import msgspec
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gateway.http.body import read_object
+from gateway.http.body import parsed, read_object, size_of
 from gateway.http.connection import ClientGoneError, received, send_text
 from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import AudioFormat
@@ -67,16 +67,19 @@ class SpeechSocket:
         except (ClientGoneError, WebSocketDisconnect, RuntimeError) as error:
             # Starlette raises RuntimeError if the connection was closed meanwhile.
             log.debug("a client of /v1/audio/speech/stream disconnected: %s", error)
+        finally:
+            connection.hold.release()
 
 
 class _Connection:
-    """One client."""
+    """One client; ``hold`` is the memory of the texts that wait, and must be released."""
 
     def __init__(self, socket: WebSocket, context: HttpContext, idle_s: float) -> None:
         self._socket = socket
         self._context = context
         self._idle_s = idle_s
         self._texts: asyncio.Queue[str | None] = asyncio.Queue(MAX_WAITING)
+        self.hold: Final = context.gateway.held.of(context.share(socket))
         # Pieces that were begun, and whose end was not sent.
         self._begun: deque[str] = deque()
 
@@ -105,7 +108,9 @@ class _Connection:
         while True:
             kind, values = await self._next()
             if kind == "input.text":
-                await self._texts.put(convert(values, _Text).text)
+                text = convert(values, _Text).text
+                self.hold.grow(size_of(text))
+                await self._texts.put(text)
             elif kind == "input.done":
                 await self._texts.put(None)
             else:
@@ -118,7 +123,8 @@ class _Connection:
             raise InvalidRequestError(f"no message came for {self._idle_s:g} s") from None
         if message["type"] == "websocket.disconnect":
             raise ClientGoneError
-        values = read_object(bytearray(message.get("text") or "", "utf-8", "surrogatepass"))
+        body = bytearray(message.get("text") or "", "utf-8", "surrogatepass")
+        values = await parsed(self._context, self.hold.client, read_object, body)
         if not isinstance(kind := values.pop("type", None), str):
             raise InvalidRequestError("a message is an object with a type", "type")
         return kind, values
@@ -126,6 +132,7 @@ class _Connection:
     async def _requests(self, request: GenerateRequest) -> AsyncGenerator[GenerateRequest, None]:
         async def texts() -> AsyncGenerator[str, None]:
             while (text := await self._texts.get()) is not None:
+                self.hold.shrink(size_of(text))
                 yield text
 
         async for piece in growing_pieces(texts()):

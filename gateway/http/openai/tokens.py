@@ -41,7 +41,7 @@ class TokensApi:
         read = partial(_read, model=context.model, max_item_bytes=context.max_item_bytes)
         model, with_texts, asked = await read_body(request, context, read)
         context.require_model(model)
-        ids = await context.gateway.tokenize(asked, context.account(request))
+        ids = await context.gateway.intake.tokenize(asked, context.account(request).share)
         return json_response(
             {
                 "count": len(ids),

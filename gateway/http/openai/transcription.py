@@ -18,6 +18,7 @@ from gateway.http.answer import (
     HttpAnswer,
     begin,
     finish_reason,
+    reading,
     usage_of,
     usage_of_transcript,
 )
@@ -55,7 +56,21 @@ JSON_VALUES: Final = (
 
 
 class TranscriptionFields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured, besides the file."""
+    """The fields that are honoured, besides the file.
+
+    Attributes:
+        model: As in a chat.
+        language: Ignored, but returned by ``verbose_json``.
+        prompt: The system message: names, or what the recording is about.
+        response_format: ``json``, ``text`` or ``verbose_json``. ``srt`` and ``vtt`` are refused: the model
+            gives no times of words.
+        temperature: As in a chat.
+        stream: Events ``transcript.text.delta``, then ``transcript.text.done`` with ``usage``.
+        seed: Default: random.
+        max_completion_tokens: Most text tokens.
+        stream_include_usage: vLLM's: makes the events chunks as in a chat; if true, they end with the usage.
+        stream_continuous_usage_stats: Ignored.
+    """
 
     model: str
     language: str | None = None
@@ -144,13 +159,14 @@ class TranscriptionApi:
             context.max_item_bytes,
             prompt=prompt,
         )
-        options, answer = await begin(context, request, read, NAMES)
+        options, [answer] = await begin(context, request, read, NAMES)
         if options.events:
             # Only vLLM's clients, which read chunks of a chat, say whether these end with a usage.
             usage = options.fields.stream_include_usage
             events = _events(answer) if usage is None else _chunks(answer, usage, context.model)
             return EventStream(events, [answer], context.told)
-        done = await answer.end(request.receive)
+        async with reading(request.receive, answer):
+            done = await answer.last()
         if options.fields.response_format == "text":
             return PlainTextResponse(done.text + "\n", headers=answer.headers)
         return json_response(_transcript(options, done), headers=answer.headers)

@@ -51,10 +51,12 @@ def as_page(document: Mapping[str, Any]) -> str:
         needed = dict.fromkeys(schema["required"], "needed")
         rows = [
             f"<tr><td><code>{escape(field)}</code></td><td>{_kind(value)}</td>"
-            f"<td>{needed.get(field) or _default(value)}</td></tr>"
+            f"<td>{needed.get(field) or _default(value)}</td>"
+            f"<td>{escape(value.get('description', ''))}</td></tr>"
             for field, value in schema["properties"].items()
         ]
-        parts.append(f"<table><tr><th>field</th><th>value</th><th>default</th></tr>{''.join(rows)}</table>")
+        head = "".join(f"<th>{each}</th>" for each in ("field", "value", "default", "meaning"))
+        parts.append(f"<table><tr>{head}</tr>{''.join(rows)}</table>")
     return "".join([*parts, "</main></body></html>"])
 
 

@@ -1,9 +1,10 @@
 """The conversation of a session, within the limits of one request."""
 
 from collections import Counter
+from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.fairness.memory_budget import ClientBudget, Hold
+from gateway.fairness.memory_budget import Hold
 from gateway.http.realtime.items import Item, media_kinds, messages_of
 from omnirelay.content import ChatMessage
 from omnirelay.errors import DeletedItemError, DuplicateItemError, InvalidRequestError, MediaTooLargeError
@@ -12,13 +13,13 @@ from shared.config import MediaConfig
 MAX_ITEMS: Final = 512
 
 
+@dataclass(eq=False)
 class RealtimeConversation:
     """The items in order; the oldest are deleted when they exceed the limits of a request."""
 
-    def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
-        self._media = media
-        self._held = held
-        self._items: list[Item] = []
+    _media: MediaConfig
+    _held: Hold
+    _items: list[Item] = field(default_factory=list)
 
     def add(self, item: Item, after: str | None = None, hold: Hold | None = None) -> str | None:
         """Insert an item at the end, after another one, or first (``root``); ``hold`` is its reserved memory.

@@ -15,7 +15,6 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.access.ephemeral import EphemeralKey
-from gateway.fairness.memory_budget import Hold
 from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.connection import ClientGoneError
@@ -23,7 +22,7 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import JSON, response_of
 from gateway.http.fields import convert_given
 from gateway.http.guards.keys import client_of, ephemeral_of
-from gateway.http.realtime.events import EventTransport, Transport
+from gateway.http.realtime.events import Transport
 from gateway.http.realtime.items import new_session_id
 from gateway.http.realtime.live import LiveSession, secret_of
 from gateway.http.realtime.outbox import Outbox
@@ -90,14 +89,15 @@ class Sessions:
         client, gateway = self._context.share(socket), self._context.config.gateway
         self.check(client)
         query = socket.query_params
-        can_resume = (query.get("resume") == "true" or SESSION in query) and gateway.realtime_resume_s > 0
-        outbox = Outbox(gateway.limits.realtime_resume_bytes if can_resume else 0)
-        hold = Hold(self._context.gateway.held.of(client))
+        asked = query.get("resume") == "true" or SESSION in query
+        resume_s = gateway.realtime_resume_s if asked else 0.0
+        outbox = Outbox(gateway.limits.realtime_resume_bytes if resume_s else 0)
+        hold = self._context.gateway.held.of(client)
         hold.grow(outbox.limit)
-        session = self.open(socket, EventTransport(outbox.send), settings)
-        live = LiveSession(session, outbox, hold, client_of(socket.scope), gateway.realtime_resume_s)
+        session = self.open(socket, Transport(outbox.send), settings)
+        live = LiveSession(session, outbox, hold, client_of(socket.scope), resume_s)
         self.take(client, "websocket")
-        if can_resume:
+        if resume_s:
             self._resumable[session.id] = live
         return live
 
@@ -144,11 +144,11 @@ class Sessions:
 
     async def end(self, live: LiveSession) -> None:
         """End a session that began here."""
-        self._resumable.pop(live.id, None)
+        self._resumable.pop(live.session.id, None)
         try:
             await live.close()
         finally:
-            self.give(live.client, "websocket")
+            self.give(live.hold.client, "websocket")
 
     def open(self, connection: HTTPConnection, transport: Transport, settings: Settings) -> Session:
         """Open a session for a client; it must be closed."""
@@ -163,7 +163,7 @@ def _end_detector(context: HttpContext) -> EndDetector | None:
     network = SmartTurn(installed_weights() if where == AUTO else Path(where))
     metrics = context.gateway.metrics
     return EndDetector(
-        network, lambda verdict: metrics.turn_ends.labels(verdict).inc(), metrics.turn_detection.inc
+        network.finished, lambda verdict: metrics.turn_ends.labels(verdict).inc(), metrics.turn_detection.inc
     )
 
 
@@ -205,9 +205,11 @@ class ClientSecretsApi:
         values = read_object(bytearray(body)) if body else {}
         fields: ClientSecretFields = convert_given(values, ClientSecretFields)
         warnings: list[UnsupportedError] = []
-        settings = changed_settings(context, Settings(), fields.session, "session", warnings.append)
         share, life = context.share(request), fields.expires_after.seconds
-        hold = Hold(context.gateway.held.of(share))
+        settings = await changed_settings(
+            context, share, Settings(), fields.session, "session", warnings.append
+        )
+        hold = context.gateway.held.of(share)
         hold.grow(len(body))
         key = EphemeralKey(client_of(request.scope), msgspec.json.encode(fields.session))
         try:
@@ -224,7 +226,7 @@ class ClientSecretsApi:
         return Response(msgspec.json.encode(shown), media_type=JSON, headers={"Cache-Control": "no-store"})
 
 
-def first_settings(context: HttpContext, connection: HTTPConnection) -> Settings:
+async def first_settings(context: HttpContext, connection: HTTPConnection) -> Settings:
     """Return the settings of a client's session at its beginning: those of its ephemeral key, if it has one.
 
     Raises:
@@ -234,7 +236,8 @@ def first_settings(context: HttpContext, connection: HTTPConnection) -> Settings
     settings, query = Settings(), connection.query_params
     if (key := ephemeral_of(connection.scope)) is not None:
         values = msgspec.json.decode(key.session)
-        settings = changed_settings(context, settings, values, "session", lambda _: None)
+        share = context.share(connection)
+        settings = await changed_settings(context, share, settings, values, "session", lambda _: None)
     if query.get("intent") == "transcription":
         settings = replace(settings, kind="transcription")
     if settings.kind == "realtime":
@@ -277,7 +280,7 @@ class RealtimeApi:
             except SessionNotResumedError as error:
                 live, not_resumed = None, error
             if live is None:
-                live = self._sessions.begin(socket, first_settings(self._context, socket))
+                live = self._sessions.begin(socket, await first_settings(self._context, socket))
         except OmniRelayError as error:
             self._context.told(error)
             await socket.send_denial_response(response_of(error))

@@ -2,7 +2,7 @@
 
 import binascii
 from collections.abc import Awaitable, Callable
-from typing import Annotated, Any, Final, Literal, NamedTuple, Protocol
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -163,16 +163,18 @@ class Played(NamedTuple):
     ms: int
 
 
-class Transport(Protocol):
-    """Takes the events and the speech of a session's answers to its client."""
+class Transport:
+    """Takes the events and the speech of a session's answers to its client: here speech in events, as base64.
 
-    @property
-    def plays(self) -> bool:
-        """Whether it plays the speech, rather than the client."""
+    Attributes:
+        plays: It plays the speech, rather than the client.
+        send: Sends an event.
+    """
 
-    @property
-    def send(self) -> Send:
-        """Sends an event."""
+    plays: bool = False
+
+    def __init__(self, send: Send) -> None:
+        self.send: Final[Send] = send
 
     async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
         """Send a piece of an answer's speech.
@@ -186,26 +188,11 @@ class Transport(Protocol):
         Raises:
             ClientGoneError: The client disconnected.
         """
-
-    def stop_audio(self) -> list[Played]:
-        """Stop playing, and return what was played of each answer that is cut; none if the client plays."""
-
-
-class EventTransport:
-    """Sends speech in events, as base64, for a client that plays it."""
-
-    plays: Final = False
-
-    def __init__(self, send: Send) -> None:
-        self.send: Final[Send] = send
-
-    async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
-        """See :meth:`Transport.send_audio`."""
         told = {**place, "delta": binascii.b2a_base64(pcm, newline=False).decode()}
         if start_delay_ms:
             told["start_delay_ms"] = start_delay_ms
         await self.send("response.output_audio.delta", told)
 
     def stop_audio(self) -> list[Played]:
-        """Return nothing: only the client knows."""
+        """Stop playing, and return what was played of each answer that is cut; none if the client plays."""
         return []

@@ -6,6 +6,7 @@ import logging
 import secrets
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Final
 
@@ -15,8 +16,9 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.access.clients import Principal
 from gateway.fairness.memory_budget import Hold
+from gateway.http.body import size_of
 from gateway.http.connection import received, send_text
-from gateway.http.realtime.events import EventError, read_event
+from gateway.http.realtime.events import EventError
 from gateway.http.realtime.outbox import Outbox
 from gateway.http.realtime.session import Session
 from omnirelay.errors import InvalidRequestError, OmniRelayError, SessionNotResumedError
@@ -41,18 +43,20 @@ async def receive(text: str | None, session: Session) -> None:
     Raises:
         ClientGoneError: The client disconnected.
     """
-    event_id = None
+    event_id, hold = None, session.hold()
     try:
         if text is None:
             raise InvalidRequestError("events must be text messages, not binary ones")
-        large = len(text) > PIECE_BYTES
-        event = await asyncio.to_thread(read_event, text) if large else read_event(text)
+        hold.grow(size_of(text) if len(text) > PIECE_BYTES else 0)
+        event = await session.read(text)
         event_id = event.event_id
         await session.handle(event)
     except EventError as error:
         await session.tell(error.error, error.event_id)
     except OmniRelayError as error:
         await session.tell(error, event_id)
+    finally:
+        hold.release()
 
 
 def secret_of(connection: HTTPConnection) -> str:
@@ -63,37 +67,30 @@ def secret_of(connection: HTTPConnection) -> str:
     return found[0] if len(found) == 1 else ""
 
 
+@dataclass(eq=False)
 class LiveSession:
     """A session, and the connection that serves it now.  Must be closed.
 
-    Args:
-        hold: The memory of the events that are kept.
-        owner: Who alone may resume it.
-        resume_s: How long it waits for its client.
-
     Attributes:
-        client: The share in which it is counted.
-        resume_s: 0 if it ends with its connection.
+        session: What is served.
         taken: Set when another connection serves the session; each connection has its own.
         detached: No connection serves it.
+        hold: The memory of the events that are kept.
+        _owner: Who alone may resume it.
+        resume_s: How long it waits for its client; 0 if it ends with its connection.
     """
 
-    def __init__(
-        self, session: Session, outbox: Outbox, hold: Hold, owner: Principal, resume_s: float
-    ) -> None:
-        self.id: Final = session.id
-        self.client: Final = hold.client
-        self.resume_s: Final = resume_s if outbox.limit else 0.0
-        self.taken = asyncio.Event()
-        self.detached = False
-        self._session = session
-        self._outbox = outbox
-        self._hold = hold
-        self._owner = owner
-        self._secret = secrets.token_urlsafe(SECRET_BYTES)
-        self._begun = False
-        self._received = 0
-        self._handling = asyncio.Lock()
+    session: Session
+    _outbox: Outbox
+    hold: Hold
+    _owner: Principal
+    resume_s: float
+    taken: asyncio.Event = field(default_factory=asyncio.Event)
+    detached: bool = False
+    _secret: str = field(default_factory=lambda: secrets.token_urlsafe(SECRET_BYTES))
+    _begun: bool = False
+    _received: int = 0
+    _handling: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     def admits(self, client: Principal, secret: str) -> bool:
         """Whether a client may resume it: with the secret, and the key that began it, if any."""
@@ -127,7 +124,9 @@ class LiveSession:
         if resumed:
             # Not one of the numbered events: what follows is what would have come without the loss.
             told = {"type": "session.resumed", "event_id": "event_resumed", "received_events": self._received}
-            await send_text(socket, msgspec.json.encode({**told, "session": {"id": self.id}}).decode())
+            await send_text(
+                socket, msgspec.json.encode({**told, "session": {"id": self.session.id}}).decode()
+            )
         if taken.is_set():
             await _close(socket, TAKEN_OVER)
             return False
@@ -136,7 +135,7 @@ class LiveSession:
         writing = asyncio.create_task(
             self._outbox.write(partial(send_text, socket), self._outbox.connections)
         )
-        slow, over = asyncio.create_task(self._session.too_slow.wait()), asyncio.create_task(taken.wait())
+        slow, over = asyncio.create_task(self.session.too_slow.wait()), asyncio.create_task(taken.wait())
         tasks = (reading, writing, slow, over)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -180,14 +179,14 @@ class LiveSession:
         self._outbox.close()
         # Of a connection that has lost it, and would add to it.
         async with self._handling:
-            await self._session.close()
-        self._hold.release()
+            await self.session.close()
+        self.hold.release()
 
     async def _begin(self, not_resumed: SessionNotResumedError | None) -> None:
         resume = {"secret": self._secret, "seconds": self.resume_s}
-        await self._session.begin({"resume": resume} if self.resume_s else {})
+        await self.session.begin({"resume": resume} if self.resume_s else {})
         if not_resumed is not None:
-            await self._session.tell(not_resumed, None)
+            await self.session.tell(not_resumed, None)
 
     async def _read(
         self,
@@ -201,9 +200,9 @@ class LiveSession:
             await begins()
         while True:
             try:
-                message = await received(socket, idle_s, lambda: self._session.answering)
+                message = await received(socket, idle_s, lambda: self.session.answering)
             except TimeoutError:
-                log.info("closing %s: no event for %.0f s", self.id, idle_s)
+                log.info("closing %s: no event for %.0f s", self.session.id, idle_s)
                 await socket.close(NORMAL, "idle")
                 return False
             if message["type"] == "websocket.disconnect":
@@ -213,7 +212,7 @@ class LiveSession:
                 if taken.is_set():
                     return False
                 self._received += 1
-                await receive(message.get("text"), self._session)
+                await receive(message.get("text"), self.session)
 
 
 async def _close(socket: WebSocket, reason: str) -> None:

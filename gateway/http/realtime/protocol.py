@@ -16,7 +16,7 @@ from shared.http.protocol import PLACE, STALL_S, Alarm, SmallReads
 from shared.log import limited
 
 if TYPE_CHECKING:
-    from uvicorn._types import ASGISendEvent
+    from uvicorn._types import ASGIReceiveEvent, ASGISendEvent
 
 MAX_MESSAGE_BYTES: Final = 16 * 2**20
 """Size limit of a message; a larger one closes the connection."""
@@ -35,6 +35,8 @@ class BoundedWebSocket(WebSocketsSansIOProtocol, SmallReads):
         self._place: Place = self.app_state[PLACE]
         self._uploads: UploadRoom = self.app_state[UPLOADS]
         self._upload: IncomingUpload | None = None
+        # Of a large message that the application has not taken.
+        self._untaken: IncomingUpload | None = None
         self._stall = Alarm(self.loop, STALL_S, self._hang_up)
 
     def handle_connect(self, event: Request) -> None:
@@ -59,7 +61,18 @@ class BoundedWebSocket(WebSocketsSansIOProtocol, SmallReads):
             self.handle_parser_exception()
         else:
             super().send_receive_event_to_app()
+            if self._upload is not None and self._upload.counted:
+                self._upload.stop_timing()
+                self._untaken, self._upload = self._upload, None
         self._end_upload()
+
+    async def receive(self) -> "ASGIReceiveEvent":
+        """Pass the next message to the application, which counts it from then on."""
+        message = await super().receive()
+        if self._untaken is not None:
+            self._untaken.close()
+            self._untaken = None
+        return message
 
     def pause_writing(self) -> None:
         """Limit the time until the client reads."""
@@ -75,6 +88,10 @@ class BoundedWebSocket(WebSocketsSansIOProtocol, SmallReads):
         """Release the place."""
         self._stall.stop()
         self._end_upload()
+        if self._untaken is not None:
+            self._untaken.close()
+            self._untaken = None
+            self.queue.get_nowait()
         self._place.leave()
         super().connection_lost(exc)
 

@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -13,12 +13,11 @@ from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.encoding.g711 import G711Encoder
 from gateway.http.errors import body_of
-from gateway.http.fields import named
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.functions import FunctionCall
 from gateway.http.realtime.input.early import EarlyPrompt
-from gateway.http.realtime.items import Item, function_item, same_messages
+from gateway.http.realtime.items import Item, function_item
 from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.speech import LAWS, SentSpeech
 from gateway.http.realtime.turns.playback import Playback
@@ -59,12 +58,12 @@ class Response:
     _context: HttpContext
     _account: ClientAccount
     _transport: Transport
+    _early: EarlyPrompt
+    _playback: Playback
     _settings: Settings
     _messages: Sequence[ChatMessage]
     _conversation: RealtimeConversation | None
-    _metadata: dict[str, str] | None
-    _early: EarlyPrompt
-    _playback: Playback
+    _metadata: dict[str, str] | None = None
     id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(10)}")
     error: OmniRelayError | None = None
     _silent: bool = False
@@ -118,7 +117,7 @@ class Response:
 
     def same(self, settings: Settings, messages: Sequence[ChatMessage]) -> bool:
         """Whether its answer is also one to these messages with these settings."""
-        return settings == self._settings and same_messages(messages, self._messages)
+        return settings == self._settings and messages == self._messages
 
     @property
     def begun(self) -> bool:
@@ -177,7 +176,7 @@ class Response:
         self._early.renew()
         self._request_id = answer.request_id
         try:
-            if self._calls is None:
+            if not self._calls.names:
                 await self._begin_item()
             await self._forward(answer)
         finally:
@@ -198,7 +197,7 @@ class Response:
 
     async def _submit(self) -> HttpAnswer:
         settings = self._settings
-        forced = settings.forced_call
+        forced = await settings.forced_call(self._context, self._account.share)
         sampling = SamplingOverrides(
             max_tokens=settings.max_output_tokens, temperature=settings.temperature, json_schema=forced
         )
@@ -210,9 +209,8 @@ class Response:
             # Only what a camera has seen while the user spoke is a video here.
             use_audio_in_video=True,
         )
-        with named(NAMES):
-            stream = await self._context.gateway.submit(request, self._account, self._early.thinker)
-        return HttpAnswer(stream, NAMES)
+        gateway, near = self._context.gateway, self._early.thinker
+        return await HttpAnswer.to(gateway, request, self._account, NAMES, near)
 
     async def _forward(self, answer: HttpAnswer) -> None:
         audio = self._context.audio.start("pcm16", streamed=True, speed=self._settings.speed)
@@ -256,14 +254,12 @@ class Response:
 
     async def _write(self, text: str, last: bool = False) -> None:
         """Send a piece of the text, and the calls in it."""
-        found: list[str | Call] = [text] if text else []
-        if self._calls is not None:
-            found = self._calls.push(text, last)
-            self._silent = self._silent or self._calls.begun
+        found = self._calls.push(text, last)
+        self._silent = self._silent or self._calls.begun
         kind = "output_audio_transcript" if self._settings.speech else "output_text"
         for each in found:
             if isinstance(each, Call):
-                await self._call(each)
+                await _whole(self._call(each))
             else:
                 await self._begin_item()
                 self._texts.append(each)
@@ -290,27 +286,29 @@ class Response:
     async def _add(self, item: Item) -> int:
         """Begin an item of the output, and return its place there."""
         index = len(self._output)
+        before = None if self._conversation is None else self._conversation.add(item)
         self._output.append(item)
         shown = {"item": item.shown()}
         await self._send(
             "response.output_item.added", {"response_id": self.id, "output_index": index, **shown}
         )
         if self._conversation is not None:
-            before = self._conversation.add(item)
             await self._send("conversation.item.added", {"previous_item_id": before, **shown})
         return index
 
     async def _end(self, item: Item, index: int) -> None:
         shown = {"item": item.shown()}
-        if self._conversation is not None:
+        if self._conversation is not None and item in self._conversation:
             await self._send("conversation.item.done", shown)
         place = {"response_id": self.id, "output_index": index}
         await self._send("response.output_item.done", {**place, **shown})
 
     async def _begin_item(self) -> None:
         """Begin the message, unless it has begun."""
-        if self._item in self._output:
-            return
+        if self._item not in self._output:
+            await _whole(self._begin_message())
+
+    async def _begin_message(self) -> None:
         self._index = await self._add(self._item)
         await self._send("response.content_part.added", {**self._place(), "part": self._part("")})
 
@@ -383,6 +381,15 @@ class Response:
         if self.error is None:
             return None
         return {"type": status, "error": body_of(self.error)["error"]}
+
+
+async def _whole(events: Coroutine[Any, Any, None]) -> None:
+    """Send events that belong together: all of them, even if the caller is cancelled meanwhile."""
+    sending = asyncio.create_task(events)
+    try:
+        await asyncio.shield(sending)
+    finally:
+        await asyncio.wait({sending})
 
 
 def _close(begun: asyncio.Task[HttpAnswer]) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 import logging
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Final
 
 from gateway.http.connection import ClientGoneError
@@ -17,23 +18,22 @@ EARLY_PAUSE_S: Final = 0.03
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class Responses:
     """Runs and ends the responses of one session, one at a time.  Must be closed.
 
-    Args:
-        count: Counts what became of a turn, by its name in the metrics.
-        on_end: Called with each response after its last event.
-
     Attributes:
         current: The last response, unless it was interrupted.
+        _count: Counts what became of a turn, by its name in the metrics.
+        _on_end: Called with each response after its last event.
+        _early: A response that the client does not know of.
     """
 
-    def __init__(self, count: Callable[[TurnEvent], None], on_end: Callable[[Response], None]) -> None:
-        self.current: Response | None = None
-        self._count = count
-        self._on_end = on_end
-        self._early: Response | None = None
-        self._running: asyncio.Task[None] | None = None
+    _count: Callable[[TurnEvent], None]
+    _on_end: Callable[[Response], None]
+    current: Response | None = None
+    _early: Response | None = None
+    _running: asyncio.Task[None] | None = None
 
     @property
     def running(self) -> bool:
@@ -94,7 +94,7 @@ class Responses:
 
     async def ended(self) -> None:
         """Wait until no response is generated."""
-        while self._running is not None and not self._running.done():
+        while self._running is not None and self.running:
             await asyncio.wait({self._running})
 
     async def close(self) -> None:

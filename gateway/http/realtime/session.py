@@ -1,12 +1,14 @@
 """A session: settings, conversation, and what the client's events change."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
+from gateway.fairness.memory_budget import Hold
+from gateway.http.body import parsed
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import convert_given
@@ -19,7 +21,9 @@ from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
 from gateway.http.realtime.input.video import InputVideo
 from gateway.http.realtime.items import (
+    HEADER_BYTES,
     Item,
+    Recorded,
     messages_of,
     milliseconds,
     new_item_id,
@@ -39,7 +43,7 @@ from gateway.http.realtime.settings import (
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.rules import SemanticVad
-from omnirelay.content import ChatMessage
+from omnirelay.content import AudioPart, ChatMessage, ContentPart
 from omnirelay.errors import (
     EmptyAudioError,
     MediaError,
@@ -63,6 +67,8 @@ class Session:
 
     Attributes:
         too_slow: Set when the connection must be closed because the client reads too slowly.
+        _paused: Where the last turn that was answered early begins and ends, and its recording: the item of
+            the turn has the same, so that the answer is known to be one to it.
         _changing: Events of the client, and the time without any, change the session one after the other.
     """
 
@@ -78,15 +84,19 @@ class Session:
     _listener: TurnListener | None = None
     _idle: IdleTimer = field(default_factory=IdleTimer)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
+    _paused: tuple[tuple[int, int], Recorded] | None = None
 
     def __post_init__(self) -> None:
         gateway, account = self._context.gateway, self._account
-        media, held = _media_of(account, self._context.config.media), gateway.held.of(account.share)
+        media, share = _media_of(account, self._context.config.media), account.share
         self._send = self._transport.send
-        self._conversation = RealtimeConversation(media, held)
-        self._audio = InputAudio(media, held)
-        self._video = InputVideo(media, held)
+        self._conversation = RealtimeConversation(media, gateway.held.of(share))
+        self._audio = InputAudio(media, gateway.held.of(share))
+        self._video = InputVideo(media, gateway.held.of(share))
         self._early = EarlyPrompt(gateway, account, self._client)
+        self._response = partial(
+            Response, self._context, account, self._transport, self._early, self._playback
+        )
         self._count = gateway.metrics.turn
         self._responses = Responses(self._count, self._answered)
         self._transcriber = Transcriber(
@@ -124,7 +134,7 @@ class Session:
             case events.AppendAudio():
                 # A transport that plays records, too, and gives PCM.
                 name = "audio/pcm" if self._transport.plays else self._settings.input_format
-                await self._audio.append_as(name, event.audio, rolling=self._listener is None)
+                await self._audio.append(event.audio, name, rolling=self._listener is None)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
@@ -132,6 +142,7 @@ class Session:
                 self._audio.clear()
                 self._early.stop()
                 self._responses.drop_early()
+                self._paused = None
                 if self._listener is not None:
                     self._listener.reset()
                 await self._send("input_audio_buffer.cleared", {})
@@ -146,12 +157,20 @@ class Session:
                 await self._responses.cancel(event.response_id)
             case events.SessionUpdate():
                 warnings: list[UnsupportedError] = []
-                self._settings = self._changed(event.session, "session", warnings.append)
+                self._settings = await self._changed(event.session, "session", warnings.append)
                 self._set_listener()
                 told = {"session": self._shown(), "warnings": shown_warnings(warnings)}
                 await self._send("session.updated", told | self._detection())
             case _:
                 await self._edit(event)
+
+    async def read(self, text: str) -> events.ClientEvent:
+        """Parse an event; errors are those of :func:`gateway.http.realtime.events.read_event`."""
+        return await parsed(self._context, self._account.share, events.read_event, text)
+
+    def hold(self) -> Hold:
+        """Nothing yet, of the client's memory."""
+        return self._context.gateway.held.of(self._account.share)
 
     async def tell(self, error: OmniRelayError, event_id: str | None) -> None:
         """Send an error; the session goes on."""
@@ -171,12 +190,16 @@ class Session:
     async def _see(self, event: events.AppendVideo | events.ClearVideo) -> None:
         if isinstance(event, events.ClearVideo):
             self._video.clear()
+            self._paused = None
             await self._send("input_video_buffer.cleared", {})
         elif self._settings.kind == "transcription":
             raise UnsupportedError("a session of transcription sees nothing: append audio alone", "type")
         else:
-            heard_ms = milliseconds(self._audio.end)
-            self._video.append(event.image, heard_ms if event.time_ms is None else event.time_ms)
+            taken_ms = self._video.time_of(event.time_ms, milliseconds(self._audio.end))
+            self._video.append(event.image, taken_ms)
+            if self._paused is not None and taken_ms <= milliseconds(self._paused[0][1]):
+                # Of the time of the recording, which has not got it.
+                self._paused = None
 
     async def _edit(self, event: events.ClientEvent) -> None:
         if isinstance(event, events.CreateItem):
@@ -219,7 +242,7 @@ class Session:
             self._idle.stop()
             self._responses.drop_early()
         elif self._listener is not None:
-            self._listener.rules = rules
+            self._listener.tracker.rules = rules
         else:
             spent = self._context.gateway.metrics.turn_detection.inc
             self._listener = TurnListener(
@@ -233,18 +256,17 @@ class Session:
             async for turn in listener.turns():
                 match turn.change:
                     case "started":
-                        await self._turn_started(turn, listener.rules.interrupt_response)
+                        await self._turn_started(turn, listener.tracker.rules.interrupt_response)
                     case "paused":
-                        self._answer_early(turn, self._answers)
+                        await self._answer_early(turn, self._answers)
                     case "resumed":
                         self._responses.drop_early()
+                        self._paused = None
                     case "stopped":
                         await self._turn_stopped(turn, self._answers)
         # Before a turn begins, what is sure of it is nothing; an answer that is spoken may yet be cut short.
-        begins = listener is None or listener.speaking
-        # A video is computed as a whole.
-        sees = self._video.sees(milliseconds(self._audio.end))
-        if begins and not sees and not self.answering and not self._responses.has_early:
+        begins = listener is None or listener.tracker.speaking
+        if begins and not self.answering and not self._responses.has_early:
             # Without turn detection most of the audio may be silence, in which words would be heard.
             looks = listener is not None and self._settings.kind == "transcription"
             look = partial(self._transcriber.look, listener.item_id) if listener and looks else None
@@ -263,12 +285,15 @@ class Session:
                 self._count("interrupted")
             await self._cut("turn_detected", response=not aside)
 
-    def _answer_early(self, turn: Turn, answers: bool) -> None:
+    async def _answer_early(self, turn: Turn, answers: bool) -> None:
         """Begin to answer a turn that may have ended."""
         if not answers or self.answering or not self._context.gateway.has_room(self._account):
             return
-        asked = self._heard_so_far(turn.position)
-        self._responses.start_early(self._response_to(self._settings, asked.messages, self._conversation))
+        wav = memoryview(self._audio.so_far(turn.position))
+        recorded = await self._recorded(wav, milliseconds(self._audio.begin))
+        self._paused = (self._audio.begin, turn.position), recorded
+        asked = self._asked(recorded.parts)
+        self._responses.start_early(self._response(self._settings, asked.messages, self._conversation))
 
     async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
         self._count("stopped")
@@ -287,7 +312,7 @@ class Session:
         """The user has said nothing since the last answer: have the silence answered."""
         async with self._changing:
             listener = self._listener
-            if listener is None or listener.speaking or self.answering or not self._audio.size:
+            if listener is None or listener.tracker.speaking or self.answering or not self._audio.size:
                 return
             self._count("timed_out")
             item_id, begin, end = listener.item_id, self._audio.begin, self._audio.end
@@ -304,7 +329,7 @@ class Session:
     async def _commit(self) -> None:
         """Make an item of the input audio; it interrupts a response."""
         listener = self._listener
-        if listener is not None and not listener.speaking and self._settings.kind == "transcription":
+        if listener is not None and not listener.tracker.speaking and self._settings.kind == "transcription":
             # What is kept of the silence between turns would be heard as words.
             raise EmptyAudioError(
                 "the input audio buffer has no speech since the last turn: nothing is committed"
@@ -317,15 +342,19 @@ class Session:
 
     async def _add_audio(self, item_id: str, end: int | None = None, interrupts: bool = False) -> None:
         """Make an item of the input audio, up to a position."""
-        begin_ms = milliseconds(self._audio.begin)
+        begin, (paused, self._paused) = self._audio.begin, (self._paused, None)
         wav, hold = self._audio.commit(end)
         self._early.stop()
-        if interrupts:
-            await self._responses.interrupt()
-        item = sound_item(wav, item_id, self._video.recorded(memoryview(wav), begin_ms))
         try:
+            if interrupts:
+                await self._responses.interrupt()
+            if paused is not None and paused[0] == (begin, end):
+                recorded = paused[1]
+            else:
+                recorded = await self._recorded(memoryview(wav), milliseconds(begin))
+            item = sound_item(wav, item_id, recorded)
             before = self._conversation.add(item, hold=hold)
-        except OmniRelayError:
+        except BaseException:
             hold.release()
             raise
         told = {"previous_item_id": before, "item_id": item.id}
@@ -353,9 +382,9 @@ class Session:
             )
         own, changes = split(values, events.ResponseOptions.__struct_fields__)
         options: events.ResponseOptions = convert_given(own, events.ResponseOptions, "response")
-        settings = self._changed(changes, "response", refuse)
+        settings = await self._changed(changes, "response", refuse)
         # Refused before anything is interrupted.
-        _ = settings.forced_call
+        await settings.forced_call(self._context, self._account.share)
         given = None if options.input is None else await self._given(options.input)
         self._idle.stop()
         await self._responses.interrupt()
@@ -367,26 +396,7 @@ class Session:
         early = None if values else self._responses.take_early(settings, messages)
         self._responses.drop_early()
         self._transcriber.make_way()
-        self._responses.start(early or self._response_to(settings, messages, added, options.metadata))
-
-    def _response_to(
-        self,
-        settings: Settings,
-        messages: list[ChatMessage],
-        conversation: RealtimeConversation | None,
-        metadata: dict[str, str] | None = None,
-    ) -> Response:
-        return Response(
-            self._context,
-            self._account,
-            self._transport,
-            settings,
-            messages,
-            conversation,
-            metadata,
-            self._early,
-            self._playback,
-        )
+        self._responses.start(early or self._response(settings, messages, added, options.metadata))
 
     def _answered(self, response: Response) -> None:
         if isinstance(response.error, SlowClientError):
@@ -415,9 +425,18 @@ class Session:
         messages = self._instructed(self._conversation.messages(), self._settings)
         return GenerateRequest(messages=messages, speech=self._settings.speech, use_audio_in_video=True)
 
-    def _heard_so_far(self, end: int | None = None) -> GenerateRequest:
-        wav = memoryview(self._audio.so_far(end))
-        parts = self._video.recorded(wav, milliseconds(self._audio.begin)).parts
+    async def _recorded(self, wav: memoryview, begin_ms: int) -> Recorded:
+        """Return a recording that began at a time, with what was seen meanwhile."""
+        if not self._video.sees(begin_ms + milliseconds(len(wav) - HEADER_BYTES)):
+            return Recorded([AudioPart(data=wav)])
+        # Megabytes are copied.
+        return await asyncio.to_thread(self._video.recorded, wav, begin_ms)
+
+    async def _heard_so_far(self) -> GenerateRequest:
+        wav = memoryview(self._audio.so_far())
+        return self._asked((await self._recorded(wav, milliseconds(self._audio.begin))).parts)
+
+    def _asked(self, parts: Sequence[ContentPart]) -> GenerateRequest:
         if self._settings.kind == "transcription":
             return transcription_of(parts, self._settings.transcripts or TranscriptionRules())
         request = self._prompt()
@@ -427,10 +446,11 @@ class Session:
     def _instructed(self, messages: list[ChatMessage], settings: Settings) -> list[ChatMessage]:
         return settings.instructed(messages, self._context.gateway.validator.speech_system_prompt)
 
-    def _changed(
+    async def _changed(
         self, values: dict[str, Any], where: str, unavailable: Callable[[UnsupportedError], None]
     ) -> Settings:
-        return changed_settings(self._context, self._settings, values, where, unavailable)
+        share = self._account.share
+        return await changed_settings(self._context, share, self._settings, values, where, unavailable)
 
     def _detection(self) -> dict[str, Any]:
         """Return how the end of a turn is found, where both ways are possible."""
@@ -444,8 +464,6 @@ class Session:
 
 def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:
     """Return the media limits of a client."""
-    most = account.client.limits.request_bytes
-    if most is None:
-        return media
-    bounds = {name: min(getattr(media, name), most) for name in ("max_item_bytes", "max_request_bytes")}
+    most_bytes = account.client.most_bytes
+    bounds = {name: most_bytes(getattr(media, name)) for name in ("max_item_bytes", "max_request_bytes")}
     return media.model_copy(update=bounds)

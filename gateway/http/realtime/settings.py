@@ -9,12 +9,12 @@ from msgspec.structs import replace
 
 from gateway.http.context import HttpContext
 from gateway.http.encoding.tempo import require_speed
-from gateway.http.fields import given, named, read_fields, require_neutral
+from gateway.http.fields import convert_given, given, named, read_fields, require_neutral
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.realtime.functions import read_choice, read_tools, shown_choice, shown_tools
-from gateway.http.realtime.input.transcription import TranscriptionRules, read_transcription
+from gateway.http.realtime.input.transcription import TranscriptionRules
 from gateway.http.realtime.speech import BetaName, Format, FormatFields, read_format, shown_format
-from gateway.http.realtime.turns.rules import ServerVad, TurnRules, read_rules
+from gateway.http.realtime.turns.rules import ServerVad, TurnRules
 from gateway.input.tools import CallParser, explained, forced_schema
 from omnirelay.content import ChatMessage
 from omnirelay.errors import InvalidRequestError, UnsupportedError
@@ -143,19 +143,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         """The functions that the model is told of."""
         return () if self.tool_choice == "none" else self.tools
 
-    @property
-    def forced_call(self) -> str | None:
-        """The schema of an answer that must be a call; none if it need not.
+    async def forced_call(self, context: HttpContext, client: str) -> str | None:
+        """Return the schema of an answer that must be a call; none if it need not.
 
         Raises:
             InvalidRequestError: No function can be called.
         """
-        return forced_schema(self.active_tools, self.tool_choice)
-
-    def call_parser(self) -> CallParser | None:
-        """A parser of an answer; none if nothing can be called."""
-        if not self.active_tools:
+        if self.tool_choice in ("auto", "none"):
             return None
+        return await context.parsing.run(client, forced_schema, self.active_tools, self.tool_choice)
+
+    def call_parser(self) -> CallParser:
+        """A parser of an answer."""
         names = frozenset(tool.function.name for tool in self.active_tools)
         return CallParser(names, self.tool_choice not in ("auto", "none"), self.parallel)
 
@@ -249,15 +248,20 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         return given(fields)
 
 
-def changed_settings(
+async def changed_settings(
     context: HttpContext,
+    client: str,
     settings: Settings,
     values: dict[str, Any],
     where: str,
     unavailable: Callable[[UnsupportedError], None],
 ) -> Settings:
     """Return settings with changes, as :meth:`Settings.changed` does, and with a voice that is there."""
-    changed = settings.changed(values, where, context.require_model, unavailable)
+    if not values:
+        return settings
+    # Schemas of functions take long to check.
+    given = values, where, context.require_model, unavailable
+    changed = await context.parsing.run(client, settings.changed, *given)
     if changed.voice != settings.voice:
         with named({"speaker": f"{where}.audio.output.voice"}):
             context.gateway.validator.speaker(GenerateRequest(speech=True, speaker=changed.voice))
@@ -329,32 +333,32 @@ def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -
     turns = fields.audio.input.turn_detection
     turns = values.get("turn_detection", unset) if turns is unset else turns
     if turns is not unset:
-        changes["turns"] = _turns(turns, where)
+        changes["turns"] = _of_session(turns, TurnRules, where, "turn_detection")
     transcription = fields.audio.input.transcription
     if transcription is unset:
         transcription = values.get("input_audio_transcription", unset)
     if transcription is not unset:
-        rules = changes["transcription"] = _transcription(transcription, where)
+        rules = _of_session(transcription, TranscriptionRules, where, "transcription")
+        changes["transcription"] = rules
         commits = rules is not None and (rules.model or "").startswith(WITHOUT_TURNS)
         if commits and fields.type == "transcription" and turns is unset:
             changes["turns"] = None
     return changes
 
 
-def _transcription(values: Any, where: str) -> TranscriptionRules | None:
-    place = f"{where}.audio.input.transcription"
-    if values is not None and where != "session":
-        raise UnsupportedError("transcription belongs to the session: set it by session.update", place)
-    return read_transcription(values, place)
+def _of_session(values: Any, kind: Any, where: str, name: str) -> Any:
+    """Convert what belongs to the input of a session; null stays none.
 
-
-def _turns(values: Any, where: str) -> TurnRules | None:
-    place = f"{where}.audio.input.turn_detection"
+    Raises:
+        UnsupportedError: It is set for a response.
+        InvalidRequestError: It is invalid.
+    """
     if values is None:
         return None
+    place = f"{where}.audio.input.{name}"
     if where != "session":
-        raise UnsupportedError("turn detection belongs to the session: set it by session.update", place)
-    return read_rules(values, place)
+        raise UnsupportedError(f"{name} belongs to the session: set it by session.update", place)
+    return convert_given(values, kind, place)
 
 
 def _first(current: Any, beta: Any) -> Any:

@@ -2,10 +2,9 @@
 
 import functools
 
-import numpy as np
-import numpy.typing as npt
 import torch
 from torch.nn import functional
+from transformers.audio_utils import mel_filter_bank
 
 from labs.training.data.synthesis import SAMPLE_RATE
 
@@ -14,32 +13,15 @@ HOP = 240
 _WINDOW = 1024
 _HIGHEST_HERTZ = 8000
 _FLOOR = 1e-3
-# Slaney's mel scale: linear below 1 kHz, logarithmic above.
-_LINEAR_STEP, _CORNER_HERTZ, _CORNER_MEL, _LOG_STEP = 200 / 3, 1000.0, 15.0, np.log(6.4) / 27
-
-_Floats = npt.NDArray[np.float64]
-
-
-def _mel_of(hertz: float) -> float:
-    if hertz < _CORNER_HERTZ:
-        return hertz / _LINEAR_STEP
-    return float(_CORNER_MEL + np.log(hertz / _CORNER_HERTZ) / _LOG_STEP)
-
-
-def _hertz_of(mel: _Floats) -> _Floats:
-    logarithmic = _CORNER_HERTZ * np.exp(_LOG_STEP * (mel - _CORNER_MEL))
-    return np.where(mel >= _CORNER_MEL, logarithmic, mel * _LINEAR_STEP)
 
 
 @functools.cache
 def _filters() -> torch.Tensor:
-    """Return triangular filters ``[bins, frequencies]``, each of area one."""
-    frequencies = np.linspace(0, SAMPLE_RATE / 2, _WINDOW // 2 + 1)
-    corners = _hertz_of(np.linspace(0.0, _mel_of(_HIGHEST_HERTZ), BINS + 2))
-    widths = np.diff(corners)
-    distances = corners[:, None] - frequencies[None]
-    rising, falling = -distances[:-2] / widths[:-1, None], distances[2:] / widths[1:, None]
-    weights = np.maximum(0, np.minimum(rising, falling)) * (2 / (corners[2:] - corners[:-2]))[:, None]
+    """Return triangular filters ``[frequencies, bins]`` on Slaney's mel scale, each of area one."""
+    frequencies = _WINDOW // 2 + 1
+    weights = mel_filter_bank(
+        frequencies, BINS, 0, _HIGHEST_HERTZ, SAMPLE_RATE, norm="slaney", mel_scale="slaney"
+    )
     return torch.tensor(weights, dtype=torch.float32)
 
 
@@ -59,4 +41,4 @@ def log_mel(waves: torch.Tensor) -> torch.Tensor:
     window = hann(_WINDOW, waves.device)
     spectrum = torch.stft(padded, _WINDOW, HOP, _WINDOW, window, center=False, return_complex=True)
     magnitude = torch.sqrt(spectrum.real.square() + spectrum.imag.square() + 1e-9)
-    return torch.log(torch.clamp(_filters().to(waves.device) @ magnitude, min=_FLOOR))
+    return torch.log(torch.clamp(_filters().T.to(waves.device) @ magnitude, min=_FLOOR))

@@ -43,8 +43,8 @@ def speakers(corpus: SpeechCorpus, shape: CheckpointShape = SPEAKING) -> dict[st
     found = {}
     for voice in VOICES:
         mels = np.concatenate([corpus.mel(item) for item in corpus.of(voice)[:20]])
-        reference = torch.from_numpy(mels[: shape.dit.reference_frames])
-        found[voice] = SpeakerCondition(torch.randn(shape.dit.speaker_size, generator=generator), reference)
+        reference = torch.from_numpy(mels[: shape.reference_frames])
+        found[voice] = SpeakerCondition(torch.randn(shape.dit["enc_emb_dim"], generator=generator), reference)
     return found
 
 

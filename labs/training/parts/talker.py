@@ -70,9 +70,11 @@ class Talker(nn.Module):
                 config, attn_implementation="sdpa"
             )
             used = vocabulary.used_codes(shape)
-            width = shape.thinker.hidden_size
+            width = shape.thinker["hidden_size"]
             self.talker.model.embed_tokens = vocabulary.SharedEmbedding(used, CODEC_VOCABULARY, width)
-            self.talker.codec_head = vocabulary.SharedHead(used, CODEC_VOCABULARY, shape.talker.hidden_size)
+            self.talker.codec_head = vocabulary.SharedHead(
+                used, CODEC_VOCABULARY, shape.talker["hidden_size"]
+            )
             self.marks = nn.Parameter(torch.randn(len(mark_ids(shape)), width))
 
     @torch.no_grad()
@@ -235,7 +237,7 @@ def _lay_out(
 
 
 def _any_codes(codes: torch.Tensor) -> torch.Tensor:
-    return torch.randint_like(codes, 1, SPEAKING.dit.codes)
+    return torch.randint_like(codes, 1, SPEAKING.dit["num_embeds"])
 
 
 def _logits(

@@ -66,7 +66,7 @@ def build(shape: CheckpointShape = SPEAKING) -> Any:
         model = Qwen2_5OmniThinkerForConditionalGeneration._from_config(
             vocabulary.config(shape).thinker_config, attn_implementation="sdpa"
         )
-        sizes = (shape.vocabulary.size, shape.thinker.hidden_size)
+        sizes = (shape.vocabulary.size, shape.thinker["hidden_size"])
         model.model.embed_tokens = vocabulary.SharedEmbedding(vocabulary.used_ids(), *sizes)
         model.lm_head = vocabulary.SharedHead(vocabulary.used_ids(), *sizes)
     return model

@@ -68,12 +68,12 @@ def used_ids() -> tuple[int, ...]:
 
 def used_codes(shape: CheckpointShape = SPEAKING) -> tuple[int, ...]:
     """Return the codec ids that the talker reads or writes, in order."""
-    return (*range(1, shape.dit.codes), *sorted(CODEC_IDS.values()))
+    return (*range(1, shape.dit["num_embeds"]), *sorted(CODEC_IDS.values()))
 
 
 def write_processor(directory: Path, shape: CheckpointShape = SPEAKING) -> None:
     """Write the config, the tokenizer's files and the processors' configs, all but the weights."""
-    write_tokenizer(directory, tokenizer(), shape.thinker.max_positions)
+    write_tokenizer(directory, tokenizer(), shape.thinker["max_position_embeddings"])
     config(shape).save_pretrained(directory)
     write_processors(directory, shape)
 

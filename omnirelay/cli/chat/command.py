@@ -5,10 +5,11 @@ import asyncio
 import os
 import stat
 import sys
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 
 from omnirelay.cli.chat import terminal
 from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter, WavWriter, stream
+from omnirelay.cli.chat.camera import Camera
 from omnirelay.cli.output import note
 from omnirelay.cli.target import target_of
 from omnirelay.client.player import PLAYER_NAMES, Playback, Player, find_player
@@ -36,9 +37,12 @@ def run(arguments: argparse.Namespace) -> int:
         note(f"player: {player.program}" if player else "speech is not played")
     if arguments.out is not None:
         require_wav(arguments.out)
-    if alone:
-        return terminal.run(arguments, _request(arguments, []), player)
-    _send(arguments, player)
+    with Camera(arguments.camera) if arguments.camera else nullcontext() as camera:
+        if alone:
+            return terminal.run(arguments, _request(arguments, []), player, camera)
+        if camera is not None:
+            arguments.image.append(camera.picture())
+        _send(arguments, player)
     return 0
 
 

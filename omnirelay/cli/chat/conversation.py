@@ -10,13 +10,20 @@ from typing import Final
 from msgspec.structs import replace
 
 from omnirelay.cli.chat.answer import Listener, Recorder, stream
+from omnirelay.cli.chat.camera import Camera
 from omnirelay.cli.output import note
 from omnirelay.cli.target import Target
 from omnirelay.client.media import audio, image, video
 from omnirelay.client.player import Playback, Player
 from omnirelay.client.wav import write_wav
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
-from omnirelay.errors import InvalidRequestError, OmniRelayError, PromptTooLongError, UnknownSpeakerError
+from omnirelay.errors import (
+    InvalidRequestError,
+    MediaTooLargeError,
+    OmniRelayError,
+    PromptTooLongError,
+    UnknownSpeakerError,
+)
 from omnirelay.protocol import GenerateRequest
 from omnirelay.status import StatusReport
 from omnirelay.values import SAMPLE_BYTES, SAMPLE_RATE, MediaKind
@@ -41,6 +48,7 @@ class ChatSession:
     _template: GenerateRequest
     _make_printers: Callable[[], Sequence[Listener]]
     _player: Player | None
+    _camera: Camera | None = None
     _turns: list[ChatMessage] = field(default_factory=list)
     _attached: list[Attachment] = field(default_factory=list)
     _playback: Playback | None = None
@@ -126,10 +134,11 @@ class ChatSession:
         """
         self.hush()
         content: str | list[ContentPart] = text
-        if self._attached:
-            content = [*self._attached, *([TextPart(text)] if text else [])]
+        seen = [self._camera.picture()] if self._camera else []
+        files, self._attached = self._attached, []
+        if seen or files:
+            content = [*seen, *files, *([TextPart(text)] if text else [])]
         message = ChatMessage("user", content)
-        self._attached = []
         recorder = Recorder()
         listeners: list[Listener] = [recorder, *self._make_printers()]
         if self._player is not None:
@@ -145,9 +154,10 @@ class ChatSession:
             raise
         except OmniRelayError as error:
             self.hush()
-            if isinstance(error, PromptTooLongError) and self._turns:
+            too_long = PromptTooLongError if self._camera is None else PromptTooLongError | MediaTooLargeError
+            if isinstance(error, too_long) and self._turns:
                 error.add_note("the conversation is too long: /new starts a new one")
-            if not isinstance(content, str):
+            if files:
                 error.add_note("the message failed: attach its files again")
             raise
         self._keep(message, recorder)

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Final
 
 from omnirelay.cli.chat.answer import FiguresPrinter, JsonPrinter, Listener, TextPrinter
+from omnirelay.cli.chat.camera import Camera
 from omnirelay.cli.chat.conversation import ChatSession
 from omnirelay.cli.chat.slash import COMMANDS, Leave, perform
 from omnirelay.cli.output import fail, note
@@ -21,7 +22,9 @@ from omnirelay.protocol import GenerateRequest
 PROMPT: Final = "> "
 
 
-def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player | None) -> int:
+def run(
+    arguments: argparse.Namespace, template: GenerateRequest, player: Player | None, camera: Camera | None
+) -> int:
     """Hold a conversation until its end.
 
     Returns:
@@ -39,7 +42,7 @@ def run(arguments: argparse.Namespace, template: GenerateRequest, player: Player
         return [TextPrinter(), *([FiguresPrinter()] if arguments.verbose else [])]
 
     target = target_of(arguments)
-    conversation = ChatSession(target, template, make_printers, player)
+    conversation = ChatSession(target, template, make_printers, player, camera)
     model = conversation.status().gateway.model
     if isinstance(sys.stdin, io.TextIOWrapper):
         # A line that is not Unicode fails when it is sent, and the conversation goes on.

@@ -9,10 +9,10 @@ same where the loudest moment is in the first window.
 import hashlib
 import math
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
-from typing import Any, Final
+from typing import Any, Final, Self
 
 import numpy as np
 import torch
@@ -23,8 +23,8 @@ from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import MediaError
-from services.families.qwen_media.spans import Clock, Grid, Marks
-from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Samples
+from services.families.qwen_media.spans import GRID, SECONDS, Clock, Grid, Marks, Run
+from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo, Pixels, Samples
 from services.thinker.media.rules import FrameSampling
 from shared.config.media import AudioClamp
 from shared.messages import MediaKind
@@ -32,6 +32,7 @@ from shared.messages import MediaKind
 _NO_TIMING: Final = TimingContext(enabled=False)
 FRAMES: Final = "input_audio_features"
 LENGTH: Final = "audio_feature_lengths"
+PIXELS: Final = "pixel_values_videos"
 _SMALLEST: Final = 1e-10
 _RANGE: Final = 8.0
 _SHIFT: Final = 4.0
@@ -41,13 +42,12 @@ _LOOK_AHEAD_TOKENS: Final = 3
 
 @dataclass(frozen=True)
 class Features:
-    """One item for an encoder: an image, a video's frames or sound, or a window of a recording."""
+    """One item for an encoder: an image, frames of a video, or windows of a sound."""
 
     digest: str  # Names the features in the prefix cache and the encoder cache
     kind: MediaKind
     data: MultiModalKwargsItem  # The encoder's input, as vLLM names it
     tokens: int  # Tokens that it is in the prompt
-    grid: Grid | None = None  # How they are laid out; none for sound
 
     @property
     def nbytes(self) -> int:
@@ -56,20 +56,80 @@ class Features:
         return sum(tensor.nbytes for tensor in tensors if isinstance(tensor, torch.Tensor))
 
 
+@dataclass(frozen=True)
+class Piece:
+    """Consecutive tokens of a prompt: an image, a window of a recording, or frames with their sound."""
+
+    features: tuple[Features, ...]
+    runs: tuple[tuple[MediaKind, int], ...]  # The order of their tokens: kind and number
+
+    @classmethod
+    def of(cls, features: Features) -> Self:
+        """A piece of one kind."""
+        return cls((features,), ((features.kind, features.tokens),))
+
+    def tokens_of(self, kind: MediaKind) -> int:
+        """Number of tokens of a kind."""
+        return sum(each.tokens for each in self.features if each.kind == kind)
+
+
+@dataclass(frozen=True)
+class Windows:
+    """How a recording is cut into windows that the encoder may be given one by one.
+
+    The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
+    """
+
+    frames: int  # Mel frames of a window
+
+    @classmethod
+    def of(cls, audio_config: Any) -> Self:
+        """As few attention windows of an encoder, of ``2 * n_window`` frames, as make whole tokens."""
+        return cls(math.lcm(2 * int(audio_config.n_window), 4))
+
+    @staticmethod
+    def tokens(frames: int) -> int:
+        """Tokens of so many mel frames: a convolution and a pooling, each of stride 2."""
+        return (frames + 1) // 2 // 2
+
+    def pieces(self, mel: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Cut mel frames ``[bins, n]``."""
+        return mel.split(self.frames, dim=1)
+
+    def cut(self, data: MultiModalKwargsItem) -> Iterator[Features]:
+        """Cut a recording; each window is named by its features, and what makes no token is left out."""
+        for piece in self.pieces(data[FRAMES].data):
+            if tokens := self.tokens(piece.shape[1]):
+                yield window_of(data, piece, tokens)
+
+    def settled(self, pieces: Sequence[Piece]) -> tuple[Piece, ...]:
+        """The first pieces of what is recorded, which what follows does not change, unless it is louder."""
+        window, sounds = self.tokens(self.frames), [piece.tokens_of("audio") for piece in pieces]
+        behind = list(accumulate(reversed(sounds), initial=0))[-2::-1]
+        return tuple(
+            piece
+            for piece, tokens, more in zip(pieces, sounds, behind, strict=True)
+            if tokens and not tokens % window and more >= _LOOK_AHEAD_TOKENS
+        )
+
+
 class FeatureExtractor:
     """Runs the checkpoint's processors on one item at a time; safe to use from any thread."""
 
     clock_type = Clock
+    windows_type = Windows
+    placeholder_key = "{}_token_index"
+    """Where ``thinker_config`` has the token that stands for an item of a kind."""
     default_frame_rate = 2.0
     """Of videos: checkpoints do not say; this is what the reference's processor supposes."""
 
-    def __init__(self, engine: LLMEngine, marks: Marks, clamp: AudioClamp = "recording") -> None:
-        self._marks = marks
+    def __init__(self, engine: LLMEngine, clamp: AudioClamp = "recording") -> None:
         self._processor: Any = engine.input_processor.renderer.get_mm_processor()
         self._one_at_a_time = threading.Lock()
         thinker = engine.model_config.hf_config.thinker_config
         self.clock: Final = self.clock_type.of(thinker)
-        self.window_frames: Final = self.window_frames_of(thinker.audio_config)
+        self.marks: Final = Marks.of(thinker, self.placeholder_key)
+        self.windows: Final = self.windows_type.of(thinker.audio_config)
         self._clamp: Final = clamp
         extractor = self._extractor = self._processor.info.get_feature_extractor()
         self.sampling_rate: Final = int(extractor.sampling_rate)
@@ -84,53 +144,38 @@ class FeatureExtractor:
 
     def extract(
         self, digest: str, decoded: DecodedAudio | DecodedImage | DecodedVideo, name: str
-    ) -> tuple[Features, ...]:
-        """The windows of a recording, an image, or a video's pictures and, if it is heard, its sound.
+    ) -> tuple[Piece, ...]:
+        """The windows of a recording, an image, or a video, which is cut where windows of a heard sound end.
 
         Raises MediaError if the checkpoint's processor refuses the item, which it calls ``name``.
         """
         if isinstance(decoded, DecodedAudio):
-            data, tokens = self._audio(decoded.samples, name)
-            if self._clamp == "causal":
-                log_mel = log_mel_of(decoded.samples, self._extractor)[:, : data[FRAMES].data.shape[1]]
-                mel = clamp_by_window(log_mel, self.window_frames)
-                data = MultiModalKwargsItem({**data, FRAMES: replace(data[FRAMES], data=mel)})
-            windows = tuple(self.windows(data))
-            if sum(window.tokens for window in windows) != tokens:
-                raise MediaError(f"{name}: its windows do not have the {tokens} tokens of the whole")
-            return windows
+            return tuple(map(Piece.of, self._recording(decoded.samples, name)))
         if isinstance(decoded, DecodedImage):
-            return (self._visual(digest, "image", Image.fromarray(decoded.pixels), name),)
+            data, tokens = self._process("image", Image.fromarray(decoded.pixels), {}, name)
+            return (Piece.of(Features(digest, "image", data, tokens)),)
+        data, tokens = self._process("video", decoded.frames, {}, name)
         if decoded.audio is None:
-            return (self._visual(digest, "video", decoded.frames, name),)
-        pictures = self._visual(f"{digest}.video", "video", decoded.frames, name)
-        data, tokens = self._audio(decoded.audio, f"{name}'s sound")
-        return pictures, Features(f"{digest}.audio", "audio", data, tokens)
+            return (Piece.of(Features(digest, "video", data, tokens)),)
+        windows = self._recording(decoded.audio, f"{name}'s sound")
+        return tuple(alternating(data, decoded.frames, windows, self.clock))
 
-    @staticmethod
-    def window_frames_of(audio_config: Any) -> int:
-        """Mel frames of a window of a recording."""
-        return window_frames(int(audio_config.n_window))
-
-    def windows(self, data: MultiModalKwargsItem) -> Iterator[Features]:
-        """Cut a recording into windows that the encoder may be given one by one."""
-        return cut_windows(data, self.window_frames)
-
-    def settled(self, windows: Sequence[Features]) -> tuple[Features, ...]:
-        """The first windows of a recording, which further audio does not change, unless it is louder."""
-        return settled(windows, self.window_frames)
+    def _recording(self, samples: Samples, name: str) -> Sequence[Features]:
+        data, tokens = self._audio(samples, name)
+        if self._clamp == "causal":
+            log_mel = log_mel_of(samples, self._extractor)[:, : data[FRAMES].data.shape[1]]
+            mel = clamp_by_window(log_mel, self.windows.frames)
+            data = with_tensors(data, {FRAMES: mel})
+        windows = tuple(self.windows.cut(data))
+        if sum(window.tokens for window in windows) != tokens:
+            raise MediaError(f"{name}: its windows do not have the {tokens} tokens of the whole")
+        return windows
 
     def _audio(self, samples: Samples, name: str) -> tuple[MultiModalKwargsItem, int]:
         # The reference pads to its whole window of minutes, and throws the padding's frames away.  A second
         # of silence behind the end gives the same frames to the last bit.
         longest = {"audio_kwargs": {"max_length": len(samples) + self.sampling_rate}}
         return self._process("audio", (samples, self.sampling_rate), longest, name)
-
-    def _visual(self, digest: str, kind: MediaKind, pictures: Any, name: str) -> Features:
-        data, tokens = self._process(kind, pictures, {}, name)
-        patches = data[f"{kind}_grid_thw"].data.tolist()
-        seconds = float(data["second_per_grid_ts"].data) if kind == "video" else 0.0
-        return Features(digest, kind, data, tokens, Grid.of(patches, seconds, self.clock))
 
     def _process(
         self, kind: MediaKind, item: Any, options: dict[str, Any], name: str
@@ -141,7 +186,7 @@ class FeatureExtractor:
                 items = self._processor.info.parse_mm_data({kind: [item]})
                 # A name in place of the hash that vLLM would compute of every sample and pixel.
                 inputs = ProcessorInputs(
-                    [self._marks.placeholders[kind]], items, {kind: [name]}, hf_processor_mm_kwargs=options
+                    [self.marks.placeholders[kind]], items, {kind: [name]}, hf_processor_mm_kwargs=options
                 )
                 result = self._processor.apply(inputs, _NO_TIMING)
         except ValueError as error:
@@ -151,27 +196,6 @@ class FeatureExtractor:
         return result["mm_kwargs"][kind][0], len(result["prompt_token_ids"])
 
 
-def window_frames(n_window: int) -> int:
-    """Mel frames of as few attention windows of the encoder, of ``2 * n_window``, as make whole tokens."""
-    return math.lcm(2 * n_window, 4)
-
-
-def audio_tokens(frames: int) -> int:
-    """Tokens of so many mel frames: a convolution and a pooling, each of stride 2."""
-    return (frames + 1) // 2 // 2
-
-
-def cut_windows(data: MultiModalKwargsItem, frames: int) -> Iterator[Features]:
-    """Cut a recording into windows of ``frames``, each named by its features.
-
-    The encoder convolves and attends within each of them, so it gives the same for them as for the whole.
-    Frames at the end that make no token are left out.
-    """
-    for piece in data[FRAMES].data.split(frames, dim=1):
-        if tokens := audio_tokens(piece.shape[1]):
-            yield window_of(data, piece, tokens)
-
-
 def window_of(data: MultiModalKwargsItem, piece: torch.Tensor, tokens: int) -> Features:
     """A window of a recording: some of its mel frames ``[bins, frames]``, and how many tokens they are."""
     mel = piece.contiguous()
@@ -179,24 +203,62 @@ def window_of(data: MultiModalKwargsItem, piece: torch.Tensor, tokens: int) -> F
     # As bytes: NumPy has no bfloat16.
     hasher.update(mel.view(torch.uint8).numpy().data)
     changed = {FRAMES: mel, LENGTH: torch.full_like(data[LENGTH].data, mel.shape[1])}
+    return Features(f"audio.{hasher.hexdigest()}", "audio", with_tensors(data, changed), tokens)
+
+
+def with_tensors(data: MultiModalKwargsItem, changed: Mapping[str, torch.Tensor]) -> MultiModalKwargsItem:
+    """The encoder's input with other tensors."""
     elements = {name: replace(data[name], data=tensor) for name, tensor in changed.items()}
-    return Features(
-        f"audio.{hasher.hexdigest()}", "audio", MultiModalKwargsItem({**data, **elements}), tokens
-    )
+    return MultiModalKwargsItem({**data, **elements})
 
 
-def settled(
-    windows: Sequence[Features], frames: int, tokens_of: Callable[[int], int] = audio_tokens
-) -> tuple[Features, ...]:
-    """The first windows of a recording, which further audio does not change, unless it is louder."""
-    whole = [window.tokens == tokens_of(frames) for window in windows]
-    behind = accumulate((window.tokens for window in reversed(windows)), initial=0)
-    tokens_behind = list(behind)[-2::-1]
-    return tuple(
-        window
-        for window, complete, more in zip(windows, whole, tokens_behind, strict=True)
-        if complete and more >= _LOOK_AHEAD_TOKENS
-    )
+def alternating(
+    video: MultiModalKwargsItem, frames: Pixels, windows: Sequence[Features], clock: Clock
+) -> Iterator[Piece]:
+    """Cut a video whose sound is heard where windows of the sound end.
+
+    The encoders look no further than a temporal patch and a window, so they give the same for the parts.
+    ``frames`` are those of which the encoder's input was made.
+    """
+    grid = Grid.of(video[GRID].data.tolist(), float(video[SECONDS].data), clock)
+    ends = [0, *accumulate(window.tokens for window in windows)]
+    for part in _cut(clock.interleave(grid, ends[-1]), ends):
+        seen = [run for run in part if run[0] == "video"]
+        heard = [run for run in part if run[0] == "audio"]
+        features = []
+        if seen:
+            features.append(_seen(video, frames, grid, seen[0][1], seen[-1][2]))
+        if heard:
+            features.append(_joined(windows[ends.index(heard[0][1]) : ends.index(heard[-1][2])]))
+        yield Piece(tuple(features), tuple((kind, last - first) for kind, first, last in part))
+
+
+def _cut(runs: Iterable[Run], ends: Sequence[int]) -> Iterator[list[Run]]:
+    part: list[Run] = []
+    for run in runs:
+        part.append(run)
+        if run[0] == "audio" and run[2] in ends:
+            yield part
+            part = []
+    if part:
+        yield part
+
+
+def _seen(video: MultiModalKwargsItem, frames: Pixels, grid: Grid, first: int, last: int) -> Features:
+    """Some tokens of a video, whole temporal patches; named by their frames and the size of their grid."""
+    times, rows, columns = video[GRID].data.tolist()
+    begin, end = (token // (grid.height * grid.width) for token in (first, last))
+    of_patch = len(frames) // times
+    shape = torch.tensor([end - begin, rows, columns])
+    hasher = hashlib.sha256(repr((shape.tolist(), frames.shape[1:])).encode())
+    hasher.update(np.ascontiguousarray(frames[begin * of_patch : end * of_patch]).data)
+    changed = {PIXELS: video[PIXELS].data[begin * rows * columns : end * rows * columns], GRID: shape}
+    return Features(f"video.{hasher.hexdigest()}", "video", with_tensors(video, changed), last - first)
+
+
+def _joined(windows: Sequence[Features]) -> Features:
+    mel = torch.cat([window.data[FRAMES].data for window in windows], dim=1)
+    return window_of(windows[0].data, mel, sum(window.tokens for window in windows))
 
 
 def log_mel_of(samples: Samples, extractor: Any) -> torch.Tensor:

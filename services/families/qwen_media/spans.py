@@ -7,7 +7,7 @@ The rules are those of transformers' ``Qwen2_5OmniProcessor`` (tokens) and of ``
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
-from typing import Any, Literal, Self
+from typing import Any, Final, Literal, Self
 
 import numpy as np
 import torch
@@ -15,8 +15,11 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omnirelay.errors import StageFailedError
 from services.thinker.media.rules import Positions
-from services.thinker.resume import prompt_length
-from shared.messages import MediaKind
+from shared.messages import MEDIA_KINDS, MediaKind
+
+GRID: Final = "video_grid_thw"
+SECONDS: Final = "second_per_grid_ts"
+"""Names of vLLM for a video's temporal patches, rows and columns, and for the duration of a patch."""
 
 
 @dataclass(frozen=True)
@@ -122,8 +125,9 @@ def mrope_positions(length: int, spans: Iterable[VisualSpan], clock: Clock) -> P
                 pieces.append(of_kind[kind][:, first:last])
             pieces.append(clock.marks(_next(pieces)))
             done = span.offset + span.tokens + 2
-    pieces.append(text_positions(length - done, _next(pieces)))
-    return np.concatenate(pieces, axis=1)
+    # A prompt may end within a video that goes on.
+    pieces.append(text_positions(max(0, length - done), _next(pieces)))
+    return np.concatenate(pieces, axis=1)[:, :length]
 
 
 def text_positions(count: int, start: int) -> Positions:
@@ -158,14 +162,10 @@ class Marks:
     audio_end: int
 
     @classmethod
-    def of(cls, thinker_config: Any) -> Self:
-        """The tokens that a checkpoint's ``thinker_config`` names."""
+    def of(cls, thinker_config: Any, name: str) -> Self:
+        """The tokens that ``thinker_config`` names; placeholders have keys like ``name``, ``{}_token_id``."""
         return cls(
-            placeholders={
-                "audio": thinker_config.audio_token_index,
-                "image": thinker_config.image_token_index,
-                "video": thinker_config.video_token_index,
-            },
+            placeholders={kind: getattr(thinker_config, name.format(kind)) for kind in MEDIA_KINDS},
             audio_begin=thinker_config.audio_start_token_id,
             audio_end=thinker_config.audio_end_token_id,
         )
@@ -177,36 +177,41 @@ def prompt_positions(length: int, features: Sequence[MultiModalFeatureSpec], clo
     vLLM's own differ from the reference's where the sound of a video is heard.  Raises
     StageFailedError if the engine no longer has the features of a picture or video.
     """
-    sounds = {
-        each.mm_position.offset: each.mm_position.get_num_embeds()
-        for each in features
-        if each.modality == "audio"
-    }
-    spans = [
-        VisualSpan(feature.mm_position.offset, _grid(feature, clock), sounds.get(feature.mm_position.offset))
-        for feature in sorted(features, key=lambda each: each.mm_position.offset)
-        if feature.modality != "audio"
-    ]
-    return mrope_positions(length, spans, clock)
+    spans, behind = list[list[MultiModalFeatureSpec]](), -1
+    for feature in sorted(features, key=lambda each: each.mm_position.offset):
+        # Parts of a video whose sound is heard have nothing between them; others have marks around them.
+        if feature.mm_position.offset > behind:
+            spans.append([])
+        spans[-1].append(feature)
+        behind = feature.mm_position.offset + feature.mm_position.length
+    return mrope_positions(length, filter(None, (_visual_span(span, clock) for span in spans)), clock)
+
+
+def _visual_span(parts: Sequence[MultiModalFeatureSpec], clock: Clock) -> VisualSpan | None:
+    """What the parts are together; None for sound alone."""
+    seen = [part for part in parts if part.modality != "audio"]
+    if not seen:
+        return None
+    heard = sum(part.mm_position.get_num_embeds() for part in parts if part.modality == "audio")
+    return VisualSpan(parts[0].mm_position.offset, _grid(seen, clock), heard or None)
 
 
 def engine_positions(
     tokens: list[int], features: Sequence[MultiModalFeatureSpec], clock: Clock
 ) -> tuple[torch.Tensor, int]:
     """M-RoPE ids int64 ``[3, n]`` as vLLM asks for them, and what a token behind adds to its index."""
-    # What is computed again of a reply has the positions that it had when it was sampled: they count from
-    # the largest of the prompt, which need not be that of its last token.
-    length = prompt_length(tokens)
-    positions = torch.from_numpy(prompt_positions(length, features, clock))
-    following = torch.arange(len(tokens) - length) + positions.max() + 1
-    behind = int(positions.max()) + 1 - length
-    return torch.cat([positions, following.expand(3, -1)], dim=1), behind
+    # As transformers generates: a reply counts on from the prompt's last token, as text of the prompt would.
+    positions = torch.from_numpy(prompt_positions(len(tokens), features, clock))
+    return positions, int(positions[:, -1].max()) + 1 - len(tokens)
 
 
-def _grid(feature: MultiModalFeatureSpec, clock: Clock) -> Grid:
-    """The grid of a picture or video, from what its encoder is given."""
-    if feature.data is None:
+def _grid(parts: Sequence[MultiModalFeatureSpec], clock: Clock) -> Grid:
+    """The grid of a picture or a video, from what its encoder is given in parts."""
+    found = [part.data for part in parts if part.data is not None]
+    if len(found) < len(parts):
         raise StageFailedError("the engine has lost the features of an item")
-    patches = feature.data[f"{feature.modality}_grid_thw"].data.tolist()
-    is_video = feature.modality == "video"
-    return Grid.of(patches, float(feature.data["second_per_grid_ts"].data) if is_video else 0.0, clock)
+    if parts[0].modality == "image":
+        return Grid.of(found[0]["image_grid_thw"].data.tolist(), 0.0, clock)
+    _, rows, columns = found[0][GRID].data.tolist()
+    times = sum(int(each[GRID].data[0]) for each in found)
+    return Grid.of((times, rows, columns), float(found[0][SECONDS].data), clock)

@@ -20,21 +20,20 @@ class MediaMetrics:
     def __init__(self) -> None:
         self._items = Counter(
             "omnirelay_media_items_total",
-            "Sounds, pictures and videos: decoded and prepared, found prepared in the cache, or failed.",
+            "Media items by `kind` and `outcome`.",
             ["stage", "kind", "outcome"],
             registry=None,
         )
         self._decode_seconds = Histogram(
             "omnirelay_media_decode_seconds",
-            "Time in which a decoder made samples or pixels of a file, failures included.",
+            "Time to decode a file of a `kind`, failures included.",
             ["stage", "kind"],
             registry=None,
             buckets=SECONDS_BUCKETS,
         )
         self._prepare_seconds = Histogram(
             "omnirelay_media_prepare_seconds",
-            "Time from when a request with media arrived until its prompt was laid out or its media were "
-            "found wrong, waiting for a thread or for memory included.",
+            "Time from a request with media until its prompt was laid out, waits included.",
             ["stage"],
             registry=None,
             buckets=SECONDS_BUCKETS,

@@ -8,7 +8,6 @@ from typing import Any, Protocol
 import numpy as np
 import numpy.typing as npt
 from vllm.inputs import MultiModalInput
-from vllm.multimodal.inputs import MultiModalFeatureSpec
 
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError
 from services.thinker.media.decoded import Decoded
@@ -58,13 +57,10 @@ class MediaRules(Protocol):
         """Compute the encoders' input of an item, called ``name`` in errors; raises MediaError if refused."""
 
     def settled(self, item: Any) -> PreparedItem:
-        """The part of a prepared recording that further audio does not change, unless it is louder."""
+        """The part of what is recorded that what follows does not change, unless it is louder."""
 
     def lay_out(self, prompt: Sequence[int], items: Sequence[Any]) -> MultiModalInput:
         """Replace each placeholder of a prompt by the tokens of its item, as :meth:`prepare` returned it."""
-
-    def positions(self, length: int, features: Sequence[MultiModalFeatureSpec]) -> Positions:
-        """Position ids int64 ``[3, length]`` of a prompt, by the engine's features of all its media."""
 
 
 def check_placeholders(

@@ -144,11 +144,7 @@ async def realtime() -> dict[str, object]:
         asynchronous.realtime.connect(model=MODEL) as connection,
     ):
         await connection.conversation.item.create(
-            item={
-                "type": "message",
-                "role": "user",
-                "content": [{"type": "input_text", "text": QUESTION}],
-            }
+            item={"type": "message", "role": "user", "content": [{"type": "input_text", "text": QUESTION}]}
         )
         await connection.response.create()
         async for event in connection:

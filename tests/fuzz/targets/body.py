@@ -16,7 +16,7 @@ from gateway.http.guards.keys import CLIENT
 from gateway.http.openai import strings
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import read_speech
-from gateway.http.realtime.events import EventTransport
+from gateway.http.realtime.events import Transport
 from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
@@ -133,7 +133,7 @@ async def _converse(lines: list[bytes]) -> None:
     async def send(kind: str, fields: dict[str, Any]) -> None:
         sent.append((kind, msgspec.json.decode(msgspec.json.encode(fields))))
 
-    session = Session(api, account, EventTransport(send), "fuzz", VOICES, Settings())
+    session = Session(api, account, Transport(send), "fuzz", VOICES, Settings())
     async with asyncio.timeout(60):
         await session.begin()
         for line in lines[:16]:

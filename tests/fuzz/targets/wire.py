@@ -30,28 +30,21 @@ from shared.messages.payloads import (
 from shared.stage.resume import check_resumed
 from shared.transport.wire import Decoder, encode
 from shared.vllm.tensors import unpack_positions, unpack_rows
+from tests.shared.strategies import SOCKETS
 
-SOCKETS: Final = (
-    messages.ThinkerInput | messages.Mark,
-    messages.TalkerInput | messages.Mark,
-    messages.Token2WavInput | messages.Mark,
-    messages.StageEvent | messages.Mark,
-    messages.ControlToGateway,
-    messages.ControlToStage,
-)
 MAX_BLOBS: Final = 3
 MAX_PAYLOAD_BYTES: Final = 1024
 WIDTH: Final = 4
 VOCABULARY: Final = 1000
 END_TOKENS: Final = frozenset({7, 8})
-DECODERS: Final[list[Decoder[Any]]] = [Decoder(union, MAX_PAYLOAD_BYTES) for union in SOCKETS]
+DECODERS: Final[list[Decoder[Any]]] = [Decoder(union, MAX_PAYLOAD_BYTES) for union, _ in SOCKETS.values()]
 
 
 def check(data: bytes) -> None:
     """Decode, write, decode again, and do with the message what its receiver does without a model."""
     if len(data) < 2:
         return
-    number, frames = data[0] % len(SOCKETS), _frames(data[1:])
+    number, frames = data[0] % len(DECODERS), _frames(data[1:])
     try:
         message = DECODERS[number].decode(frames)
     except MessageError:

@@ -1,10 +1,13 @@
-"""A checkpoint's files without a model: as small as the doctor's checks allow."""
+"""What the doctor's tests have in common: files of checkpoints without a model, and findings."""
 
 import json
 import struct
 import zipfile
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+
+from ops.doctor.finding import Finding
 
 CONFIG: dict[str, Any] = {
     "model_type": "qwen2_5_omni",
@@ -66,3 +69,15 @@ def write_model(directory: Path, sharded: bool = True) -> Path:
     places = {tensor: name for name, tensors in SHARDS.items() for tensor in tensors}
     (directory / INDEX).write_text(json.dumps({"weight_map": places}))
     return directory
+
+
+def only(findings: Iterable[Finding], level: str, *words: str) -> Finding:
+    """The only finding, which must be of this level, and say these words."""
+    (finding,) = findings
+    assert (finding.level, [each for each in words if each not in finding.what]) == (level, []), finding
+    assert finding.level == "ok" or finding.advice
+    return finding
+
+
+def levels(findings: Iterable[Finding]) -> list[str]:
+    return [finding.level for finding in findings]

@@ -1,22 +1,29 @@
-"""The doctor on checkpoints: files that are missing, cut short, or something else."""
+"""Checkpoints: the doctor on files that are missing or spoiled, and the one that serves by default."""
 
 import json
 import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import zipfile
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
+from omnirelay.errors import CheckpointError
+from ops import checkpoint as made
 from ops.doctor import checkpoint
 from ops.doctor.finding import Finding
 from services.families.sizes import Model
 from shared.config import DEFAULT_CHECKPOINT, Config
+from shared.manifest import MANIFEST_FILE, write_manifest
+from tests.gateway.bench import Patch
 from tests.gateway.doctor.model_files import CONFIG, INDEX, SHARDS, write_model, write_weights
 
 FIRST, SECOND = SHARDS
@@ -44,7 +51,7 @@ def test_a_complete_checkpoint(tmp_path: Path, sharded: bool) -> None:
         assert (paged.positions, paged.elements, paged.row) == (8192, 2 * 2 * 2 * 32 + 128, 128)
 
 
-def test_the_small_checkpoint_that_is_not_made_yet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_small_checkpoint_that_is_not_made_yet(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     model, finding = look(None)
     assert (model, finding.level) == (None, "warning")
@@ -57,7 +64,7 @@ def test_a_folder_that_is_not_there() -> None:
     assert look("./nowhere")[1].level == "problem"
 
 
-def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_of_the_hub(tmp_path: Path, monkeypatch: Patch) -> None:
     """With a cache of the hub's library that is empty, then without the weights, then complete."""
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
     model, finding = look("some/model")
@@ -228,3 +235,100 @@ def test_files_of_another_user_are_not_called_missing_or_damaged(name: str | Non
     assert told in what
     assert "download" not in advice
     assert told in raised
+
+
+PLACE = Path(".cache/omnirelay/speaking")
+
+
+class Maker:
+    """Stands where the maker's process is started, as a child that copies the installed files.
+
+    Attributes:
+        installed: The compact checkpoint that is installed.
+        calls: Sizes that were asked for.
+        status: The exit status of the maker.
+    """
+
+    def __init__(self, installed: Path) -> None:
+        self.installed = installed
+        self.calls: list[str] = []
+        self.status = 0
+
+    def install(self, content: str) -> None:
+        self.installed.mkdir(parents=True, exist_ok=True)
+        (self.installed / "config.json").write_text(content)
+        write_manifest(self.installed)
+
+    def __call__(self, command: list[str], **_: object) -> Any:
+        place = Path(command[command.index("checkpoint") + 1])
+        self.calls.append(command[command.index("--size") + 1])
+        place.mkdir(parents=True)
+        for name in ("config.json", MANIFEST_FILE):
+            (place / name).write_bytes((self.installed / name).read_bytes())
+        return SimpleNamespace(
+            stderr=None, returncode=self.status, wait=int, kill=lambda: None, communicate=lambda: (None, None)
+        )
+
+
+@pytest.fixture
+def maker(tmp_path: Path, monkeypatch: Patch) -> Maker:
+    """A trained checkpoint is installed, and is the default one."""
+    package = tmp_path / "site" / "checkpoint"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("raise ImportError('not to be imported')")
+    found = Maker(package / "speaking")
+    found.install("one")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(made, "DEFAULT_CHECKPOINT", PLACE)
+    monkeypatch.setattr(subprocess, "Popen", found)
+    monkeypatch.delitem(sys.modules, "checkpoint", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "site")])
+    monkeypatch.setattr(sys, "meta_path", [each for each in sys.meta_path if "editable" not in repr(each)])
+    return found
+
+
+def test_the_installed_checkpoint_is_made_once_and_again_after_an_upgrade(maker: Maker) -> None:
+    made.ensure(Config())
+    made.ensure(Config())
+    assert maker.calls == ["speaking"]
+    maker.install("two")
+    made.ensure(Config())
+    assert maker.calls == ["speaking", "speaking"]
+    assert (PLACE / "config.json").read_text() == "two"
+    assert [path.name for path in PLACE.parent.iterdir()] == ["speaking"]
+
+
+def test_a_maker_that_fails_leaves_nothing(maker: Maker) -> None:
+    maker.status = 1
+    with pytest.raises(CheckpointError, match="exit status 1"):
+        made.ensure(Config())
+    assert not list(PLACE.parent.iterdir())
+
+
+def test_a_start_waits_for_another_that_makes_it(maker: Maker, monkeypatch: Patch) -> None:
+    locked, begun = threading.Event(), threading.Event()
+    monkeypatch.setattr(made, "announce", lambda _line: begun.set())
+
+    def other() -> None:
+        with made._locked(PLACE.parent):
+            locked.set()
+            assert begun.wait(10)
+            shutil.copytree(maker.installed, PLACE)
+
+    with ThreadPoolExecutor(1) as starts:
+        done = starts.submit(other)
+        assert locked.wait(10)
+        made.ensure(Config())
+        done.result(10)
+    assert begun.is_set()
+    assert maker.calls == []
+
+
+def test_a_random_default_needs_nothing_installed(tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
+    place = Path(".cache/omnirelay/tiny")
+    monkeypatch.setattr(made, "DEFAULT_CHECKPOINT", place)
+    place.mkdir(parents=True)
+    (place / "config.json").write_text("{}")
+    made.ensure(Config())
+    assert [path.name for path in place.iterdir()] == ["config.json"]

@@ -1,30 +1,51 @@
-"""The doctor on the machine: with real limits of processes, and readings of machines that are not here."""
+"""The doctor on the machine and on limits: with real limits, and readings of machines that are not here."""
 
+import dataclasses
 import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
-from ops.doctor import machine
+from ops.doctor import limits, machine
+from ops.doctor.finding import Finding
 from ops.doctor.machine import Machine
+from services.families.family import Paged
+from services.families.qwen2_5_omni.files import SYNTHESIS
+from services.families.sizes import Model
 from shared.config import Config
 from shared.messages import StageName
+from shared.model_files import Weights
+from tests.gateway.bench import Patch
+from tests.gateway.doctor.model_files import levels, only
 
 GIB = 2**30
 HERE = Machine(memory_bytes=8 * GIB, cpus=8, shared_bytes=GIB, open_files=4096)
 NEEDED: dict[StageName, int] = {"thinker": 2 * GIB, "talker": GIB, "token2wav": GIB}
+TINY = Model(
+    dtype="float32",
+    weights=Weights(17_000_000, {"thinker": 1_100_000, "talker": 2_100_000, "token2wav": 1_100_000}),
+    paged={"thinker": Paged(8192, 384), "talker": Paged(8192, 384)},
+    synthesis=SYNTHESIS,
+)
+LARGE = Model(
+    dtype="bfloat16",
+    weights=Weights(22 * 10**9, {"thinker": 9 * 10**9, "talker": 10**9, "token2wav": 4 * 10**8}),
+    paged={"thinker": Paged(32_768, 32_256), "talker": Paged(32_768, 28_160)},
+    synthesis=SYNTHESIS,
+)
 
 
 def test_this_machine() -> None:
     here = machine.read_machine()
     assert here.memory_bytes > 2**20
-    assert here.cpus > 0
-    assert here.open_files > 0
+    assert min(here.cpus, here.open_files) > 0
 
 
-def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_a_container(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "none")
     (tmp_path / "memory.max").write_text("max\n")
@@ -39,7 +60,7 @@ def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     assert outside.cpus >= 1
 
 
-def test_limits_of_a_container_of_version_1(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_limits_of_a_container_of_version_1(tmp_path: Path, monkeypatch: Patch) -> None:
     """In its own group there is none, but in the one around it; in containers only the top can be seen."""
     monkeypatch.setattr(machine, "CGROUP", tmp_path)
     monkeypatch.setattr(machine, "OWN_CGROUPS", tmp_path / "own")
@@ -66,34 +87,28 @@ def test_limits_of_a_container_of_version_1(tmp_path: Path, monkeypatch: pytest.
     [(8 * GIB, False, "ok"), (9 * GIB // 2, False, "warning"), (3 * GIB, False, "problem"), (1, True, "ok")],
 )
 def test_memory(free: int, running: bool, level: str) -> None:
-    (finding,) = machine.check_memory(replace(HERE, memory_bytes=free), NEEDED, running)
-    assert finding.level == level
-    assert "need about 4.0 GiB (thinker 2.0 GiB, talker 1.0 GiB, token2wav 1.0 GiB)" in finding.what
+    told = "need about 4.0 GiB (thinker 2.0 GiB, talker 1.0 GiB, token2wav 1.0 GiB)"
+    only(machine.check_memory(replace(HERE, memory_bytes=free), NEEDED, running), level, told)
 
 
-def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     hub = Config(model="some/model")
     assert list(machine.check_disk(Config(), present=True)) == []
-    levels = []
-    for free, config in ((2**20, Config()), (2**30, Config()), (2**30, hub), (2**40, hub)):
-        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: Usage(free))
-        (finding,) = machine.check_disk(config, present=False)
-        levels.append(finding.level)
-    assert levels == ["problem", "ok", "warning", "ok"]
+    for free, config, level in (
+        (2**20, Config(), "problem"),
+        (2**30, Config(), "ok"),
+        (2**30, hub, "warning"),
+        (2**40, hub, "ok"),
+    ):
+        monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
+        only(machine.check_disk(config, present=False), level)
     monkeypatch.setattr(os, "access", lambda *_: False)
-    (finding,) = machine.check_disk(Config(), present=False)
-    assert (finding.level, finding.what) == ("problem", f"{tmp_path} cannot be written to")
+    found = only(machine.check_disk(Config(), present=False), "problem")
+    assert found.what == f"{tmp_path} cannot be written to"
 
 
-class Usage:
-    """What ``shutil.disk_usage`` gives of a disk that is not here."""
-
-    def __init__(self, free: int) -> None:
-        self.free = free
-
-
-def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_processors(monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "4")
     few = replace(HERE, cpus=2.0)
     threads, decoders = machine.check_cpus(
@@ -101,27 +116,106 @@ def test_processors(monkeypatch: pytest.MonkeyPatch) -> None:
     )
     assert threads.level == decoders.level == "warning"
     assert threads.what == "2 CPUs; threads: thinker 4, talker 4, token2wav 4"
-    assert [each.level for each in machine.check_cpus(Config(), few, on_cpu=False)] == ["ok"]
+    assert levels(machine.check_cpus(Config(), few, on_cpu=False)) == ["ok"]
     monkeypatch.delenv("OMP_NUM_THREADS")
     one = Config.model_validate({"stages": {name: {"threads": 1} for name in NEEDED}})
-    assert [each.level for each in machine.check_cpus(one, few, on_cpu=True)] == ["ok"]
+    assert levels(machine.check_cpus(one, few, on_cpu=True)) == ["ok"]
     two = Config.model_validate({"stages": {name: {"threads": 1, "replicas": 2} for name in NEEDED}})
     assert "thinker 2" in next(machine.check_cpus(two, HERE, on_cpu=True)).what
     monkeypatch.setattr(os, "cpu_count", lambda: 12)
     assert "thinker 4" in next(machine.check_cpus(Config(), HERE, on_cpu=True)).what
 
 
-def test_shared_memory() -> None:
-    small = replace(HERE, shared_bytes=64 * 2**20)
-    assert [each.level for each in machine.check_shared_memory(small, parallel=True)] == ["problem"]
-    assert [each.level for each in machine.check_shared_memory(small, parallel=False)] == ["ok"]
-    assert [each.level for each in machine.check_shared_memory(HERE, parallel=True)] == ["ok"]
-    (finding,) = machine.check_shared_memory(replace(HERE, shared_bytes=4096), parallel=False)
-    assert (finding.level, finding.what.startswith("4,096 bytes are free in /dev/shm")) == ("problem", True)
+@pytest.mark.parametrize(
+    ("shared_bytes", "parallel", "level"),
+    [(64 * 2**20, True, "problem"), (64 * 2**20, False, "ok"), (GIB, True, "ok"), (4096, False, "problem")],
+)
+def test_shared_memory(shared_bytes: int, parallel: bool, level: str) -> None:
+    found = only(machine.check_shared_memory(replace(HERE, shared_bytes=shared_bytes), parallel), level)
+    assert shared_bytes != 4096 or found.what.startswith("4,096 bytes are free in /dev/shm")
 
 
 def test_open_files() -> None:
-    assert [each.level for each in machine.check_open_files(HERE)] == ["ok"]
+    only(machine.check_open_files(HERE), "ok")
     for number, level in ((256, "warning"), (64, "problem")):
-        (finding,) = machine.check_open_files(replace(HERE, open_files=number))
-        assert (finding.level, finding.what) == (level, f"a process may have {number} files open")
+        found = only(machine.check_open_files(replace(HERE, open_files=number)), level)
+        assert found.what == f"a process may have {number} files open"
+
+
+def configured(**sections: Any) -> Config:
+    return Config.model_validate(sections)
+
+
+def engine(stage: str, **values: Any) -> dict[str, Any]:
+    return {"stages": {stage: {"engine": values}}}
+
+
+@pytest.mark.parametrize(
+    ("sections", "level", "told"),
+    [
+        ({}, "ok", "fit each other"),
+        ({"gateway": {"heartbeat_timeout_s": 0.9}}, "problem", "every 0.5 s, and counts as gone after 0.9 s"),
+        ({"stages": {"talker": {"heartbeat_s": 6.0}}}, "problem", "the talker gives a sign every 6 s"),
+        (
+            engine("token2wav", max_num_seqs=4) | {"gateway": {"limits": {"max_active": 16}}},
+            "warning",
+            "admits 16 requests, the token2wav computes 4",
+        ),
+        (engine("token2wav", max_num_seqs=4), "ok", "fit each other"),
+        (engine("thinker", max_num_batched_tokens=8), "problem", "a step of the thinker has 8 tokens for 16"),
+        ({"media": {"max_request_bytes": 100 * 2**20}}, "warning", "no room for its text"),
+    ],
+)
+def test_limits(sections: dict[str, Any], level: str, told: str) -> None:
+    first = next(limits.check_limits(configured(**sections), on_cpu=True))
+    assert bool(only([first], level, told).advice) == (level != "ok")
+
+
+def cache(model: Model, on_cpu: bool = True, **sections: Any) -> list[Finding]:
+    return list(limits.check_cache(configured(**sections), model, on_cpu))
+
+
+def test_a_cache_holds_the_longest_request_or_does_not() -> None:
+    thinker, talker = cache(TINY)
+    assert talker.level == "ok"
+    # As vLLM itself counts: 256 MiB in blocks of 32 positions of 1,536 bytes.
+    only([thinker], "ok", "holds 174,752 positions; one request has at most 8,192")
+    thinker, talker = cache(LARGE)
+    assert talker.level == "problem"
+    only([thinker], "problem", "of 256 MiB holds 4,160 positions, a request may have 32,768")
+    enough = 32_768 * 32_256 * 2
+    assert f"kv_cache_memory_bytes to {enough} or more, or max_model_len to 4160 or less" in thinker.advice
+    for change in ({"kv_cache_memory_bytes": enough}, {"max_model_len": 4160}):
+        assert cache(LARGE, **engine("thinker", **change))[0].level == "ok"
+    # vLLM measures a GPU.
+    assert cache(LARGE, on_cpu=False) == []
+    only(cache(LARGE, on_cpu=False, **engine("talker", kv_cache_memory_bytes=2**20)), "problem")
+
+
+def test_caches_that_do_not_fit_the_checkpoint() -> None:
+    thinker, _ = cache(TINY, **engine("thinker", max_model_len=9000))
+    only([thinker], "problem", "max_model_len is 9000, the checkpoint has 8192")
+    small = {"kv_cache_memory_bytes": 1000 * 1536, "max_model_len": 900}
+    for more, level, held in (({}, "ok", 992), ({"block_size": 128}, "problem", 896)):
+        only(cache(TINY, **engine("thinker", **small, **more))[:1], level, f"holds {held} positions")
+    divided = Paged(8192, 384, 0, {"attention heads": 4}, 2)
+    model = dataclasses.replace(TINY, paged={"thinker": divided, "talker": divided})
+    thinker, talker = cache(model, **engine("thinker", tensor_parallel_size=3))
+    assert talker.level == "ok"
+    told = "thinker.engine.tensor_parallel_size is 3, which does not divide the model"
+    only([thinker], "problem", told, "attention heads are 4")
+
+
+def test_what_the_stages_need() -> None:
+    base, mib = machine.STAGE_BYTES, 2**20
+    assert machine.memory_needed(Config(), TINY) == {
+        "thinker": base + 256 * mib + 4 * 1_100_000,
+        "talker": base + 256 * mib + 4 * 2_100_000,
+        "token2wav": base + 4 * 1_100_000,
+    }
+    changed = configured(**engine("thinker", dtype="float32", kv_cache_memory_bytes=mib))
+    assert machine.memory_needed(changed, LARGE) == {
+        "thinker": base + mib + 4 * 9 * 10**9,
+        "talker": base + 256 * mib + 2 * 10**9,
+        "token2wav": base + 4 * 4 * 10**8,
+    }

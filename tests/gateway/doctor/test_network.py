@@ -1,21 +1,24 @@
-"""The doctor on addresses: with ports that are taken, equal, open, or nowhere."""
+"""The doctor on addresses, keys of sockets, and calls: what is taken, equal, open, spoiled, or nowhere."""
 
 import asyncio
 import os
 import socket
-from collections.abc import Callable
 from contextlib import closing
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 import pytest
+import zmq
 
 from ops.addresses import addresses
-from ops.doctor import network
+from ops.doctor import calls, network, security
 from ops.doctor.finding import Finding
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import bench, make_config
+from shared.transport.keys import ROLES, make_keys, public_file, secret_file
+from tests.gateway.bench import Configure, Patch, bench, make_config
+from tests.gateway.doctor.model_files import levels, only
 from tests.support.ports import free_ports
 from tests.support.stack import merge
 
@@ -40,11 +43,7 @@ def test_every_address_is_looked_at() -> None:
     config = configured()
     keys = dict(addresses(config))
     assert list(keys) == [
-        "gateway.listen",
-        "gateway.events",
-        "gateway.control",
-        "gateway.http",
-        "gateway.monitor",
+        *(f"gateway.{name}" for name in ("listen", "events", "control", "http", "monitor")),
         *(f"stages.{stage}.{which}" for stage in STAGES for which in ("inbox", "http")),
     ]
     assert keys["gateway.listen"] == config.gateway.listen
@@ -55,31 +54,28 @@ def test_the_ports_of_further_replicas_are_looked_at() -> None:
         port = other.getsockname()[1]
         first = configured(None, **{"talker http": f"tcp://127.0.0.1:{port - 20}"}).model_dump()
         first["stages"]["talker"]["replicas"] = 3
-        config = Config.model_validate(first)
-        (finding,) = ports(config)
-        assert finding.what.startswith(f"tcp://127.0.0.1:{port} (stages.talker.http (replica 3)) is in use")
-        assert finding.advice.endswith("or set stages.talker.http to another address")
+        found = only(ports(Config.model_validate(first)), "problem")
+        assert found.what.startswith(f"tcp://127.0.0.1:{port} (stages.talker.http (replica 3)) is in use")
+        assert found.advice.endswith("or set stages.talker.http to another address")
         first["stages"]["thinker"]["http"] = f"tcp://127.0.0.1:{port - 10}"
-        (finding,) = network.check_addresses(Config.model_validate(first))
-        assert "stages.thinker.http, stages.talker.http (replica 2) are the same address" in finding.what
+        same = "stages.thinker.http, stages.talker.http (replica 2) are the same address"
+        only(network.check_addresses(Config.model_validate(first)), "problem", same)
     first["stages"]["talker"] |= {"http": "tcp://127.0.0.1:65530", "replicas": 2}
-    (finding,) = ports(Config.model_validate(first))
-    assert "(stages.talker.http (replica 2)) cannot be used: there is no such port" in finding.what
+    nowhere = "(stages.talker.http (replica 2)) cannot be used: there is no such port"
+    only(ports(Config.model_validate(first)), "problem", nowhere)
 
 
 def test_all_is_free() -> None:
-    assert [finding.level for finding in ports(configured())] == ["ok"]
-    assert [finding.level for finding in network.check_addresses(configured())] == ["ok"]
+    assert levels(ports(configured())) == levels(network.check_addresses(configured())) == ["ok"]
 
 
 def test_a_port_that_another_program_uses_is_named_with_the_program() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         address = f"tcp://127.0.0.1:{other.getsockname()[1]}"
-        (finding,) = ports(configured(talker=address))
-    assert finding.level == "problem"
-    assert finding.what.startswith(f"{address} (stages.talker.inbox) is in use by ")
-    assert finding.what.endswith(f"pid {os.getpid()}")
-    assert "stages.talker.inbox" in finding.advice
+        found = only(ports(configured(talker=address)), "problem")
+    assert found.what.startswith(f"{address} (stages.talker.inbox) is in use by ")
+    assert found.what.endswith(f"pid {os.getpid()}")
+    assert "stages.talker.inbox" in found.advice
 
 
 async def test_the_gateways_port_used_by_something_that_is_no_gateway() -> None:
@@ -89,46 +85,34 @@ async def test_the_gateways_port_used_by_something_that_is_no_gateway() -> None:
 
     async with await asyncio.start_server(greet, "127.0.0.1", 0) as server:
         config = configured(listen=f"tcp://127.0.0.1:{server.sockets[0].getsockname()[1]}")
-        (finding,) = await asyncio.to_thread(ports, config)
-        assert finding.level == "problem"
-        assert "gateway.listen" in finding.what
+        only(await asyncio.to_thread(ports, config), "problem", "gateway.listen")
 
 
-async def test_ports_held_by_a_running_omnirelay(configure: Callable[..., Config]) -> None:
-    async with bench(configure()) as b:
-        (finding,) = await asyncio.to_thread(ports, b.config)
-        assert finding.level == "ok"
-        assert f"gateway pid {os.getpid()}: thinker ready, talker ready, token2wav ready" in finding.what
-
-
-async def test_an_omnirelay_whose_stages_are_not_ready(configure: Callable[..., Config]) -> None:
-    async with bench(configure(), ready=False, alive=()) as b:
-        (finding,) = await asyncio.to_thread(ports, b.config)
-        assert finding.level == "warning"
-        assert "thinker starting" in finding.what
+@pytest.mark.parametrize(
+    ("ready", "level", "told"),
+    [(True, "ok", "thinker ready, talker ready, token2wav ready"), (False, "warning", "thinker starting")],
+)
+async def test_ports_of_a_running_omnirelay(configure: Configure, ready: bool, level: str, told: str) -> None:
+    async with bench(configure(), ready=ready, alive=STAGES if ready else ()) as b:
+        only(await asyncio.to_thread(ports, b.config), level, f"gateway pid {os.getpid()}: {told}")
 
 
 @pytest.mark.parametrize("host", ["192.0.2.1", "x" * 64 + ".example"])
 def test_an_address_of_another_machine(host: str) -> None:
-    (finding,) = ports(configured({"keys": "somewhere"}, thinker=f"tcp://{host}:5562"))
-    assert finding.level == "warning"
-    assert finding.what == f"tcp://{host}:5562 (stages.thinker.inbox) is not an address of this machine"
+    found = only(ports(configured({"keys": "somewhere"}, thinker=f"tcp://{host}:5562")), "warning")
+    assert found.what == f"tcp://{host}:5562 (stages.thinker.inbox) is not an address of this machine"
 
 
 def test_unix_sockets(tmp_path: Path) -> None:
-    assert [each.level for each in ports(configured(events=f"ipc://{tmp_path}/free"))] == ["ok"]
     (tmp_path / "left behind").touch()
-    assert [each.level for each in ports(configured(events=f"ipc://{tmp_path}/left behind"))] == ["ok"]
+    for name in ("free", "left behind"):
+        only(ports(configured(events=f"ipc://{tmp_path}/{name}")), "ok")
     with closing(socket.socket(socket.AF_UNIX)) as other:
         other.bind(str(tmp_path / "taken"))
         other.listen()
-        (finding,) = ports(configured(events=f"ipc://{tmp_path}/taken"))
-    assert finding.level == "problem"
-    assert "is in use" in finding.what
+        only(ports(configured(events=f"ipc://{tmp_path}/taken")), "problem", "is in use")
     for path in (f"{tmp_path}/no/such/folder", f"{tmp_path}/{'x' * 120}"):
-        (finding,) = ports(configured(control=f"ipc://{path}"))
-        assert finding.level == "problem"
-        assert "gateway.control" in finding.what
+        only(ports(configured(control=f"ipc://{path}")), "problem", "gateway.control")
 
 
 @pytest.mark.parametrize(
@@ -141,45 +125,36 @@ def test_unix_sockets(tmp_path: Path) -> None:
     ],
 )
 def test_equal_addresses(one: str, other: str) -> None:
-    findings = list(network.check_addresses(configured(events=one, thinker=other)))
-    assert [finding.level for finding in findings] == ["problem"]
-    assert "gateway.events, stages.thinker.inbox are the same address" in findings[0].what
-
-
-def test_addresses_that_others_can_reach() -> None:
-    config = configured(
-        {"internal_network": True},
-        control="tcp://0.0.0.0:5999",
-        talker="tcp://talker:5563",
-        events="ipc:///tmp/events",
-    )
-    (finding,) = network.check_addresses(config)
-    assert finding.level == "warning"
-    assert "gateway.control tcp://0.0.0.0:5999, stages.talker.inbox tcp://talker:5563" in finding.what
+    found = network.check_addresses(configured(events=one, thinker=other))
+    only(found, "problem", "gateway.events, stages.thinker.inbox are the same address")
 
 
 def test_an_open_port_collides_with_the_same_one_of_the_loopback(checkpoint_dir: Path) -> None:
     config = make_config(checkpoint_dir, {"http": "tcp://0.0.0.0:5999", "control": "tcp://127.0.0.1:5999"})
-    assert [finding.level for finding in network.check_addresses(config)] == ["problem"]
+    only(network.check_addresses(config), "problem")
 
 
 def test_an_address_that_is_told_or_found_is_no_place_to_listen() -> None:
     stages = {stage: {"inbox": "tcp://127.0.0.1:*", "http": None} for stage in STAGES}
     stages["talker"]["advertise"] = "tcp://far.example:5563"
     config = Config.model_validate({"stages": stages, "security": {"internal_network": True}})
-    keys = dict(addresses(config))
-    assert not [key for key in keys if key.startswith("stages.")]
+    assert not [key for key in dict(addresses(config)) if key.startswith("stages.")]
 
 
-def test_addresses_that_need_a_key_are_not_open() -> None:
+def test_addresses_that_others_can_reach() -> None:
+    open_ones = {
+        "control": "tcp://0.0.0.0:5999",
+        "talker": "tcp://talker:5563",
+        "events": "ipc:///tmp/events",
+    }
+    told = "gateway.control tcp://0.0.0.0:5999, stages.talker.inbox tcp://talker:5563"
+    only(network.check_addresses(configured({"internal_network": True}, **open_ones)), "warning", told)
     keyed = {"keys": "somewhere"}
-    (finding,) = network.check_addresses(configured(keyed, talker="tcp://talker:5563"))
-    assert (finding.level, finding.what[-18:]) == ("ok", ", or who has a key")
-    (finding,) = network.check_addresses(
-        configured(keyed, talker="tcp://talker:5563", **{"thinker http": "tcp://0.0.0.0:5999"})
-    )
-    assert finding.level == "warning"
-    assert finding.what.endswith("from other machines: stages.thinker.http tcp://0.0.0.0:5999")
+    found = only(network.check_addresses(configured(keyed, talker="tcp://talker:5563")), "ok")
+    assert found.what.endswith(", or who has a key")
+    metrics = configured(keyed, talker="tcp://talker:5563", **{"thinker http": "tcp://0.0.0.0:5999"})
+    found = only(network.check_addresses(metrics), "warning")
+    assert found.what.endswith("from other machines: stages.thinker.http tcp://0.0.0.0:5999")
 
 
 def with_others(*others: tuple[str, str]) -> list[Finding]:
@@ -192,13 +167,14 @@ def test_gateways_elsewhere_are_asked_for() -> None:
     assert with_others() == []
     with socket.create_server(("127.0.0.1", 0)) as one, socket.create_server(("127.0.0.1", 0)) as two:
         places = [f"tcp://127.0.0.1:{each.getsockname()[1]}" for each in (one, two)]
-        (finding,) = with_others((places[0], places[1]))
-        assert (finding.level, finding.what) == ("ok", "all 1 of gateway.others can be reached")
-    (finding,) = with_others((places[0], places[1]), ("ipc:///nowhere/a", "tcp://nowhere.invalid:1"))
-    assert finding.level == "warning"
-    assert f"{places[0]} (gateway.others.0.events: Connection refused)" in finding.what
-    assert "ipc:///nowhere/a (gateway.others.1.events: No such file or directory)" in finding.what
-    assert "tcp://nowhere.invalid:1 (gateway.others.1.control: " in finding.what
+        only(with_others((places[0], places[1])), "ok", "all 1 of gateway.others can be reached")
+    only(
+        with_others((places[0], places[1]), ("ipc:///nowhere/a", "tcp://nowhere.invalid:1")),
+        "warning",
+        f"{places[0]} (gateway.others.0.events: Connection refused)",
+        "ipc:///nowhere/a (gateway.others.1.events: No such file or directory)",
+        "tcp://nowhere.invalid:1 (gateway.others.1.control: ",
+    )
 
 
 def test_gateways_elsewhere_that_cannot_be_are_problems() -> None:
@@ -207,8 +183,75 @@ def test_gateways_elsewhere_that_cannot_be_are_problems() -> None:
     settings = config.model_dump()
     settings["gateway"]["others"] = [{"events": free, "control": same}, {"events": free, "control": free}]
     found = list(network.check_others(Config.model_validate(settings)))
-    assert [each.level for each in found] == ["problem", "problem", "problem", "warning"]
+    assert levels(found) == ["problem", "problem", "problem", "warning"]
     assert f"{same} (gateway.others.0.control): gateway.control is the same address" in found[0].what
     assert "gateway.others.1.events): gateway.others.0.events is the same address" in found[1].what
-    (finding,) = with_others(("tcp://0.0.0.0:5560", "tcp://0.0.0.0:5561"))[:1]
-    assert (finding.level, "nobody can connect to it" in finding.what) == ("problem", True)
+    anywhere = with_others(("tcp://0.0.0.0:5560", "tcp://0.0.0.0:5561"))[:1]
+    only(anywhere, "problem", "nobody can connect to it")
+
+
+def of_calls(gateway: dict[str, Any] | None = None, **webrtc: Any) -> list[Finding]:
+    config = Config.model_validate({"gateway": {"webrtc": {"enabled": True, **webrtc}, **(gateway or {})}})
+    return list(calls.check_calls(config))
+
+
+def test_what_callers_must_reach_is_said() -> None:
+    assert of_calls(enabled=False) == []
+    first, last = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()
+    told = f"UDP ports {first} to {last} at 192.0.2.10"
+    only(of_calls(addresses=["127.0.0.1", "::1"], advertised=["192.0.2.10"]), "ok", told)
+    assert only(of_calls(addresses=["127.0.0.1"]), "ok").what.endswith("at 127.0.0.1")
+    assert only(of_calls(), "ok").what.endswith("at every address of this machine")
+
+
+def test_calls_that_cannot_be_made(monkeypatch: Patch, tmp_path: Path) -> None:
+    assert only(of_calls({"http": None}), "problem").advice == "set gateway.http"
+    elsewhere = only(of_calls(addresses=["127.0.0.1", "192.0.2.10"]), "problem")
+    assert elsewhere.what == "not addresses of this machine: 192.0.2.10"
+    few = tmp_path / "ip_local_port_range"
+    few.write_text("50000\t50009\n")
+    monkeypatch.setattr(calls, "PORT_RANGE", few)
+    found = only(of_calls(addresses=["127.0.0.1"]), "warning", "10 UDP ports for 10 calls")
+    assert "at least 20" in found.advice
+    only(of_calls(max_calls=5), "ok")
+
+    def version(name: str) -> str:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(metadata, "version", version)
+    assert "omnirelay-server[webrtc]" in only(of_calls(), "problem").advice
+
+
+def of_keys(keys: Path | None = None, inbox: str = "tcp://127.0.0.1:5562", **section: Any) -> list[Finding]:
+    values = {"security": {"keys": str(keys) if keys else None, **section}}
+    return list(
+        security.check_keys(Config.model_validate({**values, "stages": {"thinker": {"inbox": inbox}}}))
+    )
+
+
+def test_keys_that_are_not_there(tmp_path: Path) -> None:
+    only(of_keys(), "ok", "none are needed")
+    internal = of_keys(inbox="tcp://thinker:5562", internal_network=True)
+    assert only(internal, "warning", "security.internal_network says").check == "keys"
+    only(of_keys(tmp_path), "problem", "has no .key_secret file")
+
+
+def test_keys_in_order_and_spoiled(tmp_path: Path, monkeypatch: Patch) -> None:
+    make_keys(tmp_path, replace=False)
+    assert levels(of_keys(tmp_path)) == ["ok"] * len(ROLES)
+    secret_file(tmp_path, "talker").chmod(0o644)
+    found = of_keys(tmp_path)
+    assert set(levels(found)) == {"ok", "problem"}
+    (problem,) = (each for each in found if each.level == "problem")
+    assert "talker.key_secret may be read by others (mode 0644)" in problem.what
+    for role in ROLES[1:]:
+        secret_file(tmp_path, role).unlink()
+    assert only(of_keys(tmp_path), "ok").what.startswith("the gateway has its keys")
+    with monkeypatch.context() as without:
+        without.setattr(zmq, "has", lambda _: False)
+        only(of_keys(tmp_path), "problem", "built without CURVE")
+    make_keys(tmp_path, replace=True)
+    public_file(tmp_path, "talker").unlink()
+    found = of_keys(tmp_path)
+    assert levels(found) == ["problem"] * len(ROLES)
+    assert all("talker.key: No such file" in each.what for each in found)

@@ -60,6 +60,11 @@ export function gateway() {
   return gateways[0];
 }
 
+/** All origins, the one in use first. */
+export function origins() {
+  return gateways;
+}
+
 /** Learn where the other gateways are. */
 export async function findGateways() {
   const known = await (await ask("/page/gateways.json")).json();

@@ -1,7 +1,8 @@
 // A realtime session with the gateway, by WebRTC or else by a WebSocket.
 
-import { ApiError, beginCall, gateway, usedKey } from "./api.js";
+import { ApiError, beginCall } from "./api.js";
 import { base64, PcmReader, RATE } from "./pcm.js";
+import { SessionSocket } from "./session.js";
 
 const CONNECT_MS = 8000;
 const PIECE = RATE / 10; // samples that are sent at once
@@ -11,18 +12,20 @@ const PIECE = RATE / 10; // samples that are sent at once
  * @param {MediaStream} microphone
  * @param {object} session its settings
  * @param {boolean} calls whether the gateway takes calls
- * @param {(event: object) => void} onEvent called with the gateway's events; `{type: "closed"}` is the last
+ * @param {(event: object) => void} onEvent called with the gateway's events; `{type: "closed"}` is the last, others that are
+ *     not the gateway's come from `SessionSocket`
+ * @param {() => object[]} history the items of the conversation so far
  * @returns {Promise<CallLink | SocketLink>}
  */
-export async function openLink(microphone, session, calls, onEvent) {
-  if (!calls) return SocketLink.open(microphone, session, onEvent);
+export async function openLink(microphone, session, calls, onEvent, history) {
+  if (!calls) return SocketLink.open(microphone, session, onEvent, history);
   try {
     return await CallLink.open(microphone, session, onEvent);
   } catch (error) {
     if (error instanceof ApiError) throw error;
     // Networks without a way for UDP.
     console.info(`no call by WebRTC: ${error.message}`);
-    return SocketLink.open(microphone, session, onEvent);
+    return SocketLink.open(microphone, session, onEvent, history);
   }
 }
 
@@ -85,10 +88,10 @@ class SocketLink {
   #socket;
   #context = new AudioContext({ sampleRate: RATE });
 
-  static async open(microphone, session, onEvent) {
+  static async open(microphone, session, onEvent, history) {
     const link = new SocketLink();
     try {
-      await link.#connect(session, onEvent);
+      await link.#connect(session, onEvent, history);
       await link.#listen(microphone);
       return link;
     } catch (error) {
@@ -107,24 +110,15 @@ class SocketLink {
     this.#socket?.close();
   }
 
-  async #connect(session, onEvent) {
-    const key = usedKey();
-    const protocols = ["realtime", ...(key ? [`openai-insecure-api-key.${key}`] : [])];
-    const url = new URL("/v1/realtime?model=omnirelay", gateway());
-    url.protocol = url.protocol.replace("http", "ws");
-    this.#socket = new WebSocket(url, protocols);
-    const reader = new PcmReader();
-    this.#socket.onmessage = ({ data }) => {
-      const event = JSON.parse(data);
+  async #connect(session, onEvent, history) {
+    let reader = new PcmReader();
+    const take = (event) => {
+      if (event.type === "renewed") reader = new PcmReader();
       if (event.type === "response.output_audio.delta") event.samples = reader.read(event.delta);
       onEvent(event);
     };
-    await new Promise((resolve, reject) => {
-      this.#socket.onopen = resolve;
-      this.#socket.onerror = () => reject(new ApiError("The gateway takes no conversations now.", { lost: true }));
-    });
-    this.#socket.onclose = () => onEvent({ type: "closed" });
-    this.send({ type: "session.update", session });
+    this.#socket = new SessionSocket(session, take, history);
+    await this.#socket.open();
   }
 
   async #listen(microphone) {
@@ -141,6 +135,6 @@ class SocketLink {
   }
 
   send(event) {
-    if (this.#socket.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
+    this.#socket.send(event);
   }
 }

@@ -16,7 +16,9 @@ export class Live {
   #microphone = null;
   #asking = false; // the browser asks the user for the microphone
   #link = null;
-  #questions = new Map(); // by item
+  #questions = new Map(); // by item, in order
+  #item = null; // the last one's
+  #before = ""; // the state when the connection was lost
   #answers = [];
   #answer = null; // the last one
   #timer = 0;
@@ -49,7 +51,7 @@ export class Live {
       this.#level.show(byId("live-level"));
       byId("live-end").focus();
       const microphone = this.#microphone;
-      const link = await openLink(microphone, this.#session(), this.page.calls(), (event) => this.#take(event));
+      const link = await openLink(microphone, this.#session(), this.page.calls(), (event) => this.#take(event), () => this.#history());
       // It may have been ended meanwhile.
       if (this.#microphone !== microphone) {
         link.close();
@@ -138,6 +140,16 @@ export class Live {
         // In a call the sound begins when the gateway plays it, maybe later.
         if (!event.response.output.length && byId("live-state").textContent === "Thinking") this.#rest();
         break;
+      case "lost":
+        this.#before = byId("live-state").textContent;
+        this.#say("Connecting …");
+        break;
+      case "back":
+        this.#say(this.#before);
+        break;
+      case "renewed":
+        this.#renew(event.again);
+        break;
       case "error":
         this.page.notice(event.error.message);
         break;
@@ -148,7 +160,41 @@ export class Live {
     this.page.follow();
   }
 
+  /** Another session goes on with the conversation; a question that is asked again is shown when it is. */
+  #renew(again) {
+    const last = this.#answer;
+    if (last && !last.ended) last.turn.cut();
+    this.#finish("stopped");
+    this.#answer = null;
+    if (again && this.#item !== null) {
+      this.#questions.get(this.#item)?.remove();
+      this.#questions.delete(this.#item);
+      if (last?.question === this.#item) {
+        this.#answers.pop();
+        last.turn.release();
+        last.turn.element.remove();
+      }
+      this.#item = null;
+    }
+    this.#say("Listening");
+  }
+
+  /** What was said so far, as items of a conversation. */
+  #history() {
+    const items = [];
+    const add = (role, type, text) => items.push({ type: "message", role, content: [{ type, text }] });
+    for (const [item, element] of this.#questions) {
+      const words = element.querySelector(".words").textContent;
+      const answers = this.#answers.filter(({ question, turn }) => question === item && turn.text);
+      if (words === "…" || !answers.length) continue;
+      add("user", "input_text", words);
+      for (const { turn } of answers) add("assistant", "output_text", turn.text);
+    }
+    return items;
+  }
+
   #ask(item) {
+    this.#item = item;
     const turn = userTurn("…", []);
     this.#questions.set(item, turn);
     this.page.turns.append(turn);
@@ -160,7 +206,7 @@ export class Live {
       this.page.changed();
       if (this.#answer?.turn === turn) this.#rest();
     });
-    this.#answer = { id, turn, item: null, ended: false, cut: false };
+    this.#answer = { id, turn, question: this.#item, item: null, ended: false, cut: false };
     this.#answers.push(this.#answer);
     this.page.turns.append(turn.element);
     this.page.changed();

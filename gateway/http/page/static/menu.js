@@ -34,7 +34,7 @@ export class Menu {
   }
 
   async #draw() {
-    const known = (await this.#store?.list()) ?? [];
+    const known = (await this.#store?.list().catch(() => [])) ?? [];
     byId("conversations").replaceChildren(...known.map((each) => this.#row(each)));
   }
 

@@ -11,6 +11,7 @@ const KEPT = 20; // conversations
 export class Store {
   #database;
   #conversation;
+  #saved; // when the conversation was saved last, as far as this tab knows
 
   /** @returns {Promise<Store | null>} null where the browser keeps nothing */
   static async open() {
@@ -21,7 +22,10 @@ export class Store {
         for (const name of result.objectStoreNames) result.deleteObjectStore(name);
         for (const name of [EXCHANGES, CONVERSATIONS]) result.createObjectStore(name);
       };
-      const store = new Store(await finished(opening));
+      const database = await finished(opening);
+      // A newer page in another tab needs another version.
+      database.onversionchange = () => database.close();
+      const store = new Store(database);
       await store.#forgetOld();
       return store;
     } catch (error) {
@@ -61,19 +65,32 @@ export class Store {
   }
 
   /** @returns {Promise<object[]>} what was saved of this tab's conversation, in its order */
-  load() {
-    return finished(this.#database.transaction(EXCHANGES).objectStore(EXCHANGES).getAll(all(this.#conversation)));
+  async load() {
+    const transaction = this.#database.transaction([EXCHANGES, CONVERSATIONS]);
+    const known = finished(transaction.objectStore(CONVERSATIONS).get(this.#conversation));
+    const exchanges = await finished(transaction.objectStore(EXCHANGES).getAll(all(this.#conversation)));
+    this.#saved = (await known)?.saved;
+    return exchanges;
   }
 
-  /** Keep an exchange, `{order, words, ...}`, in the place of the one of that order. */
+  /** Keep an exchange, `{order, words, ...}`, in the place of the one of that order; in a copy if another tab went on. */
   async save(exchange) {
     try {
-      const id = this.#conversation;
+      let id = this.#conversation;
       await this.#change((exchanges, conversations) => {
-        exchanges.put(exchange, [id, exchange.order]);
-        conversations.get(id).onsuccess = ({ target }) => {
-          const title = target.result?.title || exchange.words.slice(0, 80);
-          conversations.put({ title, saved: Date.now() }, id);
+        conversations.get(id).onsuccess = ({ target: { result: known } }) => {
+          const saved = Date.now();
+          if (this.#conversation === id) {
+            if (known && known.saved !== this.#saved) {
+              const earlier = exchanges.getAll(IDBKeyRange.bound([id, 0], [id, exchange.order], false, true));
+              earlier.onsuccess = () => earlier.result.forEach((each) => exchanges.put(each, [id, each.order]));
+              this.begin();
+              id = this.#conversation;
+            }
+            this.#saved = saved;
+          }
+          exchanges.put(exchange, [id, exchange.order]);
+          conversations.put({ title: known?.title || exchange.words.slice(0, 80), saved }, id);
         };
       });
       await this.#forgetOld();
@@ -121,5 +138,6 @@ function finished(request) {
   return new Promise((resolve, reject) => {
     request.onsuccess = () => resolve(request.result);
     request.onerror = () => reject(request.error);
+    request.onblocked = () => reject("another tab has an older page open");
   });
 }

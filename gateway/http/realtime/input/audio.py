@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from gateway.fairness.memory_budget import ClientBudget, Hold
+from gateway.fairness.memory_budget import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES
 from gateway.http.realtime.speech import Format, InputDecoder, decoded_size
@@ -24,48 +24,31 @@ class InputAudio:
         limit: Most bytes of it.
     """
 
-    def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
-        self._held = held
+    def __init__(self, media: MediaConfig, hold: Hold) -> None:
         self.limit: Final = min(
             int(media.max_audio_seconds * BYTES_PER_S), media.max_item_bytes - HEADER_BYTES
         )
         self.begin = 0
         self._file = bytearray(HEADER_BYTES)
-        self._hold = Hold(held)
+        self._hold = hold
         self._decoder = InputDecoder()
 
-    def append(self, samples: bytes) -> None:
-        """Append samples: int16, little-endian, mono, 24 kHz.
+    async def append(self, audio: bytes, name: Format = "audio/pcm", rolling: bool = False) -> None:
+        """Append audio of a format.
+
+        Args:
+            rolling: Forget the oldest audio where the limit would be exceeded.
 
         Raises:
             MediaTooLargeError: The limit is exceeded; the buffer is unchanged.
             BusyError: Memory is short.
         """
-        self._reserve(len(samples))
-        self._file += samples
-
-    async def append_as(self, name: Format, audio: bytes, rolling: bool = False) -> None:
-        """Append audio of a format; errors are those of :meth:`append`.
-
-        Args:
-            rolling: Forget the oldest audio where the limit would be exceeded.
-        """
         size = decoded_size(audio, name)
-        if rolling and size <= self.limit:
-            self._make_room(self.size + size - self.limit)
-        self._reserve(size)
-        for samples in self._decoder.decode(audio, name):
-            self._file += samples
-            # Much of it takes long to decode.
-            await asyncio.sleep(0)
-
-    def _make_room(self, excess: int) -> None:
-        """Drop at least so many bytes of the oldest audio: many at once, because the rest is copied."""
-        if excess > 0:
-            size = max(excess, self.limit // OLDEST_PART)
-            self.drop(self.begin + min(size + size % 2, self.size // 2 * 2))
-
-    def _reserve(self, size: int) -> None:
+        excess = self.size + size - self.limit
+        if excess > 0 and rolling and size <= self.limit:
+            # Much at once, because the rest is copied.
+            dropped = max(excess, self.limit // OLDEST_PART)
+            self.drop(self.begin + min(dropped + dropped % 2, self.size // 2 * 2))
         if self.size + size > self.limit:
             raise MediaTooLargeError(
                 f"the input audio buffer is limited to {self.limit / BYTES_PER_S:.1f} s "
@@ -73,6 +56,10 @@ class InputAudio:
                 "audio",
             )
         self._hold.grow(size)
+        for samples in self._decoder.decode(audio, name):
+            self._file += samples
+            # Much of it takes long to decode.
+            await asyncio.sleep(0)
 
     @property
     def size(self) -> int:
@@ -125,6 +112,5 @@ class InputAudio:
         """Empty the buffer."""
         self.begin += self.size
         self._hold.release()
-        self._hold = Hold(self._held)
         self._file = bytearray(HEADER_BYTES)
         self._decoder.clear()

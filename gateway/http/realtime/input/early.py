@@ -2,7 +2,8 @@
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable, Coroutine
+from dataclasses import dataclass
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
@@ -23,27 +24,27 @@ Look = Callable[[GenerateRequest, str], Coroutine[Any, Any, None]]
 log = logging.getLogger(__name__)
 
 
+@dataclass(eq=False)
 class EarlyPrompt:
     """At most one beginning at a time.
 
-    Args:
-        client: Whose allowance of tokens is used.
-
     Attributes:
         thinker: The one that computed the last beginning.
+        _client: Whose allowance of tokens is used.
+        _failed: A beginning has failed: it might end an engine, so no other follows in this session.
     """
 
-    def __init__(self, gateway: Gateway, account: ClientAccount, client: str) -> None:
-        self.thinker: str | None = None
-        self._gateway = gateway
-        self._account = account
-        self._client = client
-        self._work: asyncio.Task[None] | None = None
-        self._window = round(gateway.prompts.family.audio_window_s * BYTES_PER_S)
-        self._sent_bytes = 0
-        self._failed = False
+    _gateway: Gateway
+    _account: ClientAccount
+    _client: str
+    thinker: str | None = None
+    _work: asyncio.Task[None] | None = None
+    _sent_bytes: int = 0
+    _failed: bool = False
 
-    def heard(self, size: int, prompt: Callable[[], GenerateRequest], look: Look | None = None) -> None:
+    def heard(
+        self, size: int, prompt: Callable[[], Awaitable[GenerateRequest]], look: Look | None = None
+    ) -> None:
         """Audio was appended: have what is sure of the prompt computed, once another window is complete.
 
         A look does not wait for a window: encoding an incomplete one again is cheap, and words come sooner.
@@ -53,17 +54,16 @@ class EarlyPrompt:
             prompt: Makes the request as it would be now.
             look: Processes it there instead, until :meth:`stop`.
         """
-        step = LOOK_BYTES if look else self._window
+        step = LOOK_BYTES if look else round(self._gateway.prompts.family.audio_window_s * BYTES_PER_S)
         steps = (size - AHEAD_BYTES) // step
         sent = self._sent_bytes // step
-        if steps < sent + 1 + sent // PARTS or self._busy:
+        busy = self._work is not None and not self._work.done()
+        if steps < sent + 1 + sent // PARTS or busy:
             return
         self._sent_bytes = steps * step
         thinker = self._room()
         if thinker is not None:
-            request = prompt()
-            work = look(request, thinker) if look else self._compute(request, thinker, goes_on=True)
-            self._work = asyncio.create_task(work)
+            self._work = asyncio.create_task(self._compute_so_far(prompt, thinker, look))
 
     def added(self, prompt: Callable[[], GenerateRequest]) -> None:
         """An item was added: have the whole prompt computed, unless a request follows at once."""
@@ -81,12 +81,14 @@ class EarlyPrompt:
             self._work.cancel()
             self._work = None
 
-    @property
-    def _busy(self) -> bool:
-        return self._work is not None and not self._work.done()
-
     def _room(self) -> str | None:
         return None if self._failed else self._gateway.prefills.thinker_for(self._client, self.thinker)
+
+    async def _compute_so_far(
+        self, prompt: Callable[[], Awaitable[GenerateRequest]], thinker: str, look: Look | None
+    ) -> None:
+        request = await prompt()
+        await (look(request, thinker) if look else self._compute(request, thinker, goes_on=True))
 
     async def _compute_after_pause(self, prompt: Callable[[], GenerateRequest]) -> None:
         await asyncio.sleep(PAUSE_S)
@@ -100,6 +102,5 @@ class EarlyPrompt:
         if outcome == "computed":
             self.thinker = thinker
         elif outcome == "failed":
-            # It might end an engine: it is not repeated in this session.
             log.info("nothing more is computed early for %s", self._account.name)
             self._failed = True

@@ -15,7 +15,6 @@ from gateway.access.account import ClientAccount
 from gateway.http.answer import HttpAnswer, usage_of_transcript
 from gateway.http.connection import ClientGoneError
 from gateway.http.errors import body_of
-from gateway.http.fields import convert_given
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Send
 from gateway.http.realtime.input.early import EarlyPrompt
@@ -59,20 +58,6 @@ class TranscriptionRules(
     prompt: Annotated[str, Meta(max_length=65_536)] = ""
     keywords: Annotated[list[Annotated[str, Meta(max_length=256)]], Meta(max_length=256)] = []
     delay: Label | None = None
-
-
-def read_transcription(values: Any, where: str) -> TranscriptionRules | None:
-    """Read what a client wants, found at ``where`` in its event; none for no transcripts.
-
-    Raises:
-        InvalidRequestError: It is invalid.
-    """
-    if values is None:
-        return None
-    if not isinstance(values, dict):
-        raise InvalidRequestError(f"{where} must be an object or null", where)
-    rules: TranscriptionRules = convert_given(values, TranscriptionRules, where)
-    return rules
 
 
 def transcription_of(
@@ -160,7 +145,7 @@ class Transcriber:
         if self._partial.item_id != item_id:
             self._partial = _Partial(item_id)
         try:
-            answer = HttpAnswer(await self._gateway.submit(request, self._account, thinker), {})
+            answer = await HttpAnswer.to(self._gateway, request, self._account, {}, thinker)
             try:
                 texts = [event.text async for event in answer if isinstance(event, TextEvent)]
             finally:
@@ -223,9 +208,9 @@ class Transcriber:
         if item not in self._conversation:
             raise InvalidRequestError("the item was deleted before its transcript", "item_id")
         request = transcription_of(parts, rules, 0 if alone else LAST)
-        stream = await self._gateway.submit(request, self._account, self._early.thinker)
+        answer = await HttpAnswer.to(self._gateway, request, self._account, {}, self._early.thinker)
         self._early.renew()
-        answer, text = HttpAnswer(stream, {}), ""
+        text = ""
         try:
             async for event in answer:
                 if isinstance(event, DoneEvent):

@@ -5,12 +5,12 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from gateway.fairness.memory_budget import ClientBudget, Hold
+from gateway.fairness.memory_budget import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.encoding.matroska import Film, PictureFormat, write_matroska
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Recorded, milliseconds
 from omnirelay.content import AudioPart, VideoPart
-from omnirelay.errors import MediaError, MediaTooLargeError
+from omnirelay.errors import InvalidRequestError, MediaError, MediaTooLargeError
 from shared.config import MediaConfig
 from shared.messages import SAMPLE_RATE
 
@@ -51,12 +51,27 @@ class Frame(NamedTuple):
 class InputVideo:
     """Keeps the frames of the last seconds, in order."""
 
-    def __init__(self, media: MediaConfig, held: ClientBudget) -> None:
+    def __init__(self, media: MediaConfig, hold: Hold) -> None:
         self._media = media
         # Of the largest file half, whose other half is for the sound.
         self._limit = min(MAX_BYTES, media.max_item_bytes // 2)
-        self._hold = Hold(held)
+        self._hold = hold
         self._frames = deque[Frame]()
+
+    def time_of(self, given_ms: int | None, heard_ms: int) -> int:
+        """Return when a frame was taken, by default at the end of what was heard.
+
+        Raises:
+            InvalidRequestError: So much later that it would hide the frames of all that is heard next.
+        """
+        most = 1000 * self._media.realtime_video_seconds
+        if given_ms is not None and given_ms > heard_ms + most:
+            raise InvalidRequestError(
+                f"time_ms is {given_ms - heard_ms} ms after the end of the appended audio, as which it is "
+                f"counted; at most {most} ms are taken",
+                "time_ms",
+            )
+        return heard_ms if given_ms is None else given_ms
 
     def append(self, data: bytes, ms: int) -> None:
         """Append a frame, unless there are enough of its time, or later ones.
@@ -122,7 +137,7 @@ class InputVideo:
 
     def _until(self, ms: int) -> list[Frame]:
         """The frames of the last seconds before a time, in the format of the newest."""
-        found = [frame for frame in self._frames if frame.ms <= ms and not self._is_old(frame, ms)]
+        found = [frame for frame in list(self._frames) if frame.ms <= ms and not self._is_old(frame, ms)]
         return [frame for frame in found if frame.form == found[-1].form]
 
     def _is_old(self, frame: Frame, ms: int) -> bool:
@@ -135,7 +150,8 @@ class InputVideo:
         """How many seconds of what would be shown exceed a limit."""
         tokens = max(frame.tokens for frame in shown)
         media = self._media
-        longest = min(media.realtime_video_seconds, int(media.max_video_seconds))
+        sound = media.max_item_bytes // 2 // BYTES_PER_S
+        longest = min(media.realtime_video_seconds, int(media.max_video_seconds), sound)
         left = max(0, seconds - max(1, min(longest, media.realtime_video_tokens // tokens)))
         while seconds - left > LEAST_S and _size_of(shown[PER_S * left :]) > self._limit:
             left += 1

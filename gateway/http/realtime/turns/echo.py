@@ -9,24 +9,19 @@ whether windows are echo, and then they are judged again.
 
 from collections.abc import Sequence
 from operator import itemgetter
-from typing import Final, NamedTuple, Protocol
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from gateway.http.realtime.turns.decimation import BLOCK, FACTOR, MARGIN, Interpolator, decimated
+from gateway.http.realtime.turns.playback import EARLIEST_S, SentAnswer
 from gateway.http.realtime.turns.residual import WINDOW, ResidualEcho
 from gateway.http.realtime.turns.silero import Floats
 from shared.messages import SAMPLE_RATE
 
 Spectrum = NDArray[np.complexfloating]
 WINDOW_IN: Final = FACTOR * WINDOW
-LATEST_S: Final = 1.0
-"""An echo is heard at most so long after it could be played first, besides the advised start delay."""
-EARLIEST_S: Final = 0.1
-"""Clocks and networks may make it seem so much earlier."""
-KEPT_S: Final = 1.5
-"""So much before what may be heard is compared."""
 RECENT: Final = 6
 """Windows in which the delay is looked for."""
 HISTORY: Final = 12
@@ -90,17 +85,6 @@ _OFTEN: Final = 20
 _SELDOM: Final = 3
 
 
-class Answer(Protocol):
-    """What was sent of answers, as a client plays it."""
-
-    @property
-    def latest_s(self) -> float:
-        """An echo is heard at most so long after it could be played first."""
-
-    def samples(self, first: int, count: int) -> Floats:
-        """Return samples, from -1 to 1, from a time in samples, if they are played as they are sent."""
-
-
 class Verdict(NamedTuple):
     """What is known of a window.
 
@@ -135,7 +119,9 @@ class EchoCanceller:
         self._rounds = self._unsure = self._suspect = 0
         self._seen = -SAMPLE_RATE
 
-    def cancel(self, samples: Floats, position: int, answer: Answer, at: int) -> tuple[Floats, list[Verdict]]:
+    def cancel(
+        self, samples: Floats, position: int, answer: SentAnswer, at: int
+    ) -> tuple[Floats, list[Verdict]]:
         """Return what is left of whole windows, and which of them are explained by the answer.
 
         Args:
@@ -164,7 +150,7 @@ class EchoCanceller:
             ]
         return self._output.interpolated(np.concatenate(left)), verdicts
 
-    def _hear(self, samples: Floats, answer: Answer) -> None:
+    def _hear(self, samples: Floats, answer: SentAnswer) -> None:
         heard = decimated(np.concatenate([self._input, samples]))
         self._input = samples[-MARGIN:]
         self._heard = np.concatenate([self._heard[heard.size :], heard])
@@ -183,17 +169,17 @@ class EchoCanceller:
         if lag is not None:
             self._left = self._heard - _signal(self._spectrum * self._response)[_TAPS:]
 
-    def _aligned(self, answer: Answer, count: int) -> Floats:
+    def _aligned(self, answer: SentAnswer, count: int) -> Floats:
         """Return the last samples that are played, by the delay that was found."""
         if self._lag is None:
             return np.zeros(count, np.float32)
         return self._at_lag(answer, self._lag - FACTOR * _BEFORE, count)
 
-    def _at_lag(self, answer: Answer, lag: int, count: int) -> Floats:
+    def _at_lag(self, answer: SentAnswer, lag: int, count: int) -> Floats:
         size = FACTOR * count
         return decimated(answer.samples(self._at - lag - size - MARGIN, size + MARGIN))
 
-    def _track(self, answer: Answer) -> None:
+    def _track(self, answer: SentAnswer) -> None:
         """Find the delay, if it is not right any more, and the filter."""
         power, left, fits = self._fit(_FITS_WELL if self._suspect else _FITS)
         self._unsure -= 1
@@ -237,7 +223,7 @@ class EchoCanceller:
         least = max(least, 1 - _CHANCE * float(np.sqrt(left / (echo + 1e-12))))
         return power, left, bool(left < _TRACKED * power or power - left > least * echo)
 
-    def _look_elsewhere(self, answer: Answer, left: float) -> None:
+    def _look_elsewhere(self, answer: SentAnswer, left: float) -> None:
         """Find the delay: that of the last moment alone, if a piece came late, or it was never right."""
         lag, sure = self._located(answer)
         before = self._lag, self._played, self._filter
@@ -268,7 +254,7 @@ class EchoCanceller:
         self._unsure = _FOUND if before[0] is None else _MOVED
         self._rounds = self._suspect = 0
 
-    def _refined(self, answer: Answer, lag: int) -> float:
+    def _refined(self, answer: SentAnswer, lag: int) -> float:
         """Move the delay by single samples, and return the power that is left of the last moment."""
         found, kept = [], self._played[:-_RECENT]
         for at in range(lag - 2 * FACTOR, lag + 2 * FACTOR + 1):
@@ -279,7 +265,7 @@ class EchoCanceller:
         self._use(at, played, self._tried)
         return left
 
-    def _located(self, answer: Answer) -> tuple[int | None, bool]:
+    def _located(self, answer: SentAnswer) -> tuple[int | None, bool]:
         """Return the likely delay, in samples of the answer, and whether it is certain."""
         first = -int(EARLIEST_S * SAMPLE_RATE / FACTOR) // BLOCK * BLOCK
         count = int(answer.latest_s * SAMPLE_RATE / FACTOR) // BLOCK * BLOCK - first

@@ -3,7 +3,8 @@
 import asyncio
 import logging
 from collections.abc import Callable
-from typing import Final, Protocol
+from dataclasses import dataclass, field
+from typing import Final
 
 from gateway.fairness.thread import FairThread
 from gateway.http.realtime.turns.silero import Floats
@@ -21,30 +22,21 @@ MAX_WAITING: Final = 16
 log = logging.getLogger(__name__)
 
 
-class Network(Protocol):
-    """Hears whether a speaker has finished."""
-
-    def finished(self, samples: Floats) -> float:
-        """Return how probable it is, from the end of a turn: from -1 to 1, 16,000 samples a second."""
-
-
+@dataclass(eq=False)
 class EndDetector:
     """One thread; sessions take turns by client.
 
-    Args:
-        network: Takes some ten milliseconds.
-        heard: Called with each verdict.
-        spent: Called with the seconds of a core that one took.
+    Attributes:
+        _network: As :meth:`SmartTurn.finished`; takes some ten milliseconds.
+        _heard: Called with each verdict.
+        _spent: Called with the seconds of a core that one took.
     """
 
-    def __init__(
-        self, network: Network, heard: Callable[[EndVerdict], None], spent: Callable[[float], None]
-    ) -> None:
-        self._network = network
-        self._heard = heard
-        self._spent = spent
-        self._thread = FairThread("end-of-turn")
-        self._works = set[asyncio.Task[float]]()
+    _network: Callable[[Floats], float]
+    _heard: Callable[[EndVerdict], None]
+    _spent: Callable[[float], None]
+    _thread: FairThread = field(default_factory=lambda: FairThread("end-of-turn"))
+    _works: set[asyncio.Task[float]] = field(default_factory=set)
 
     async def finished(self, pcm: bytes, client: str) -> float | None:
         """Return how probable it is that the speaker has finished; none if that takes too long or fails.
@@ -74,7 +66,7 @@ class EndDetector:
 
     async def _work(self, pcm: bytes, client: str) -> float:
         probability, seconds = await self._thread.timed(
-            client, lambda: self._network.finished(Resampler().resampled(floats(pcm)))
+            client, lambda: self._network(Resampler().resampled(floats(pcm)))
         )
         self._spent(seconds)
         return probability

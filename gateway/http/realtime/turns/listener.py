@@ -4,6 +4,7 @@ import asyncio
 import time
 from collections import deque
 from collections.abc import AsyncIterator, Callable
+from dataclasses import InitVar, dataclass, field
 from functools import partial
 from typing import Final, NamedTuple
 
@@ -50,6 +51,7 @@ class Turn(NamedTuple):
         return milliseconds(self.position)
 
 
+@dataclass(frozen=True)
 class VoicePool:
     """The thread that listens for all sessions, so that the event loop never waits for the network.
 
@@ -57,9 +59,8 @@ class VoicePool:
         end: Hears in a pause whether the speaker has finished; none if silence alone says so.
     """
 
-    def __init__(self, end: EndDetector | None = None) -> None:
-        self.end: Final = end
-        self.thread: Final = FairThread("turns")
+    end: EndDetector | None = None
+    thread: FairThread = field(default_factory=lambda: FairThread("turns"))
 
 
 class _Clock:
@@ -83,58 +84,41 @@ class _Clock:
         return (self._zero or 0.0) + position_s
 
 
+@dataclass(eq=False)
 class TurnListener:
     """Listens to what is appended to a buffer, and keeps only turns in it, with a little before them.
 
-    Args:
-        client: Whose turn at the thread it takes.
-        spent: Called with the seconds of a core that listening took.
-        playback: Of the answers, whose echo may be in the audio.
+    Attributes:
+        tracker: Knows the rules, which may be replaced at any time, and whether a turn has begun.
+        item_id: The item that the turn, or the next one, will be.
+        _client: Whose turn at the thread it takes.
+        _spent: Called with the seconds of a core that listening took.
+        _playback: Of the answers, whose echo may be in the audio.
     """
 
-    def __init__(
-        self,
-        rules: TurnRules,
-        audio: InputAudio,
-        pool: VoicePool,
-        client: str,
-        spent: Callable[[float], None],
-        playback: Playback,
-    ) -> None:
-        self.item_id = new_item_id()
-        self._audio = audio
-        self._pool = pool
-        self._client = client
-        self._spent = spent
-        self._playback = playback
+    rules: InitVar[TurnRules]
+    _audio: InputAudio
+    _pool: VoicePool
+    _client: str
+    _spent: Callable[[float], None]
+    _playback: Playback
+    item_id: str = field(default_factory=new_item_id)
+
+    def __post_init__(self, rules: TurnRules) -> None:
         self._clock = _Clock()
         self._pace = TokenBucket(SPEED, BURST_S)
         self._stream = VoiceStream()
-        self._tracker = TurnTracker(rules)
-        self._read = self._origin = audio.begin
+        self.tracker = TurnTracker(rules)
+        self._read = self._origin = self._audio.begin
         self._windows: deque[Window] = deque()
-        self._longest = max(audio.limit - int(LAST_S * BYTES_PER_S), audio.limit // 2)
-
-    @property
-    def rules(self) -> TurnRules:
-        """When turns begin and end; may be set at any time."""
-        return self._tracker.rules
-
-    @rules.setter
-    def rules(self, rules: TurnRules) -> None:
-        self._tracker.rules = rules
-
-    @property
-    def speaking(self) -> bool:
-        """Whether a turn has begun."""
-        return self._tracker.speaking
+        self._longest = max(self._audio.limit - int(LAST_S * BYTES_PER_S), self._audio.limit // 2)
 
     def reset(self) -> None:
         """The buffer was emptied: forget the turn."""
-        self._tracker.reset()
+        self.tracker.reset()
         self._windows.clear()
         self._read = self._audio.end
-        self._origin = self._read - self._tracker.count * WINDOW_BYTES
+        self._origin = self._read - self.tracker.count * WINDOW_BYTES
         self.item_id = new_item_id()
 
     async def turns(self) -> AsyncIterator[Turn]:
@@ -169,23 +153,23 @@ class TurnListener:
 
     async def _judge(self, paused: Turn) -> Turn | None:
         """Return the end of the turn, if the speaker sounds as if this pause were it."""
-        if self._pool.end is None or not isinstance(self.rules, SemanticVad):
+        if self._pool.end is None or not isinstance(self.tracker.rules, SemanticVad):
             return None
-        heard = self._origin + self._tracker.count * WINDOW_BYTES
+        heard = self._origin + self.tracker.count * WINDOW_BYTES
         size = min(heard - self._audio.begin, HEARD_BYTES) // WINDOW_BYTES * WINDOW_BYTES
         pcm = self._audio.read(heard - size, size)
-        change = self._tracker.judge(await self._pool.end.finished(pcm, self._client))
+        change = self.tracker.judge(await self._pool.end.finished(pcm, self._client))
         if change is None:
             return None
         self.item_id = new_item_id()
         return paused._replace(change=change)
 
     def _next(self) -> Turn | None:
-        at = self._clock.at((self._origin + (self._tracker.count + 1) * WINDOW_BYTES) / BYTES_PER_S)
-        change = self._tracker.hear(self._windows.popleft(), self._playback.is_heard(at))
-        heard = self._origin + self._tracker.count * WINDOW_BYTES
-        if change is None and self.speaking and heard - self._audio.begin >= self._longest:
-            self._tracker.reset()
+        at = self._clock.at((self._origin + (self.tracker.count + 1) * WINDOW_BYTES) / BYTES_PER_S)
+        change = self.tracker.hear(self._windows.popleft(), self._playback.is_heard(at))
+        heard = self._origin + self.tracker.count * WINDOW_BYTES
+        if change is None and self.tracker.speaking and heard - self._audio.begin >= self._longest:
+            self.tracker.reset()
             change = "stopped"
         if change == "started":
             begin = self._kept_from()
@@ -193,22 +177,18 @@ class TurnListener:
             return Turn(change, self.item_id, begin)
         if change is None:
             return None
-        turn = Turn(change, self.item_id, self._origin + self._tracker.end * WINDOW_BYTES)
+        turn = Turn(change, self.item_id, self._origin + self.tracker.end * WINDOW_BYTES)
         if change == "stopped":
             self.item_id = new_item_id()
         return turn
 
     def _trim(self) -> None:
         """Forget silence, once there is half a second of it."""
-        if not self.speaking and (begin := self._kept_from()) - self._audio.begin >= BYTES_PER_S // 2:
+        if not self.tracker.speaking and (begin := self._kept_from()) - self._audio.begin >= BYTES_PER_S // 2:
             self._audio.drop(begin)
 
     def _kept_from(self) -> int:
         """Return the position, before speech or else before the end, from which audio is kept."""
-        first = self._tracker.count if self._tracker.first is None else self._tracker.first
-        kept_ms = (
-            self.rules.prefix_padding_ms
-            if self.speaking
-            else max(self.rules.prefix_padding_ms, LEAST_KEPT_MS)
-        )
+        first = self.tracker.count if self.tracker.first is None else self.tracker.first
+        kept_ms = max(self.tracker.rules.prefix_padding_ms, 0 if self.tracker.speaking else LEAST_KEPT_MS)
         return max(self._audio.begin, self._origin + first * WINDOW_BYTES - kept_ms * BYTES_PER_S // 1000)

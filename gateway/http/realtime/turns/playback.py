@@ -8,10 +8,15 @@ from typing import Final, NamedTuple
 import numpy as np
 
 from gateway.http.realtime.items import BYTES_PER_S
-from gateway.http.realtime.turns.echo import EARLIEST_S, KEPT_S, LATEST_S
 from gateway.http.realtime.turns.silero import Floats
 from shared.messages import SAMPLE_RATE
 
+LATEST_S: Final = 1.0
+"""An echo is heard at most so long after it could be played first, besides the advised start delay."""
+EARLIEST_S: Final = 0.1
+"""Clocks and networks may make it seem so much earlier."""
+KEPT_S: Final = 1.5
+"""So much before what may be heard is compared."""
 TAIL_S: Final = LATEST_S + 0.5
 """Client and network may be so late, and a room reverberate."""
 _MOST_DELAY_S: Final = 2.0

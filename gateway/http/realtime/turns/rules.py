@@ -1,12 +1,10 @@
 """What a client may set of turn detection, in the form of OpenAI's API."""
 
 from collections.abc import Mapping
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 import msgspec
 from msgspec import Meta
-
-from gateway.http.fields import convert_given
 
 SHORTEST_SPEECH_MS: Final = 1500
 """A turn with less speech may be a hesitation."""
@@ -42,10 +40,10 @@ class ServerVad(_Rules, frozen=True, tag="server_vad"):
     """A turn ends after a silence of a fixed length.
 
     Attributes:
-        threshold: Probability of speech from which a window is speech.
-        prefix_padding_ms: Audio that a turn has before its speech.
+        threshold: Probability from which 32 ms count as speech.
+        prefix_padding_ms: Audio that a turn's recording has before the speech.
         silence_duration_ms: Silence that ends it.
-        idle_timeout_ms: Silence after an answer that is answered; none for no limit.
+        idle_timeout_ms: Silence after an answer that is answered; null for no limit.
     """
 
     threshold: Annotated[float, Meta(ge=0, le=1)] = 0.5
@@ -63,25 +61,17 @@ class SemanticVad(_Rules, frozen=True, tag="semantic_vad"):
     """A turn ends after a silence that depends on how the user speaks, and on whether it sounds finished.
 
     Attributes:
-        eagerness: How soon to take a pause for the end.
+        eagerness: How soon to take a pause for the end; ``auto`` is ``medium``.
+        threshold: As the default of :class:`ServerVad`; clients cannot set it.
+        prefix_padding_ms: The same.
+        idle_timeout_ms: There is no limit.
     """
 
     eagerness: Literal["low", "medium", "high", "auto"] = "auto"
 
-    @property
-    def threshold(self) -> float:
-        """As the default of :class:`ServerVad`."""
-        return 0.5
-
-    @property
-    def prefix_padding_ms(self) -> int:
-        """As the default of :class:`ServerVad`."""
-        return 300
-
-    @property
-    def idle_timeout_ms(self) -> None:
-        """There is no limit."""
-        return
+    threshold: ClassVar[float] = 0.5
+    prefix_padding_ms: ClassVar[int] = 300
+    idle_timeout_ms: ClassVar[None] = None
 
     def silence_ms(self, speech_ms: int, longest_pause_ms: int, finished: float | None = None) -> float:
         """Return the silence that ends a turn with so much speech and such a pause.
@@ -100,13 +90,3 @@ class SemanticVad(_Rules, frozen=True, tag="semantic_vad"):
 
 
 TurnRules = ServerVad | SemanticVad
-
-
-def read_rules(values: Any, where: str) -> TurnRules:
-    """Read the rules that a client wants, found at ``where`` in its event; null counts as left out.
-
-    Raises:
-        InvalidRequestError: They are invalid.
-    """
-    rules: TurnRules = convert_given(values, TurnRules, where)
-    return rules

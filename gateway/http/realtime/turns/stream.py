@@ -6,7 +6,8 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.http.realtime.turns.echo import Answer, EchoCanceller, Verdict
+from gateway.http.realtime.turns.echo import EchoCanceller, Verdict
+from gateway.http.realtime.turns.playback import SentAnswer
 from gateway.http.realtime.turns.silero import RATE, WINDOW, Floats, VoiceState, silero
 from shared.messages import SAMPLE_RATE
 
@@ -81,7 +82,7 @@ class VoiceStream:
         self._resampler = Resampler()
 
     def windows(
-        self, pcm: bytes, position: int = 0, answer: Answer | None = None, at: int = 0
+        self, pcm: bytes, position: int = 0, answer: SentAnswer | None = None, at: int = 0
     ) -> list[Window]:
         """Return what is heard in whole windows, of :data:`WINDOW_BYTES` each: int16, mono, 24 kHz.
 

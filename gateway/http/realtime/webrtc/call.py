@@ -14,7 +14,7 @@ from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame, AudioResampler
 
 from gateway.http.connection import ClientGoneError
-from gateway.http.realtime.events import AppendAudio, Played
+from gateway.http.realtime.events import AppendAudio, Played, Transport
 from gateway.http.realtime.items import BYTES_PER_S, milliseconds
 from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
@@ -136,17 +136,18 @@ MAX_UNREAD: Final = 2**20
 """Bytes of events that wait for the client to read."""
 
 
-class CallTransport:
-    """See :class:`gateway.http.realtime.events.Transport`.
+class CallTransport(Transport):
+    """Sends events on a data channel, and speech on a track.
 
     Attributes:
         track: The speech that goes to the client.
         stalled: The client has read no event for too long.
     """
 
-    plays: Final = True
+    plays = True
 
     def __init__(self) -> None:
+        super().__init__(self._send_in_time)
         self.track: Final = SpeechTrack(self._tell)
         self._channel: RTCDataChannel | None = None
         self._end: Callable[[], None] = lambda: None
@@ -160,7 +161,7 @@ class CallTransport:
         channel.bufferedAmountLowThreshold = MAX_UNREAD // 2
         channel.on("bufferedamountlow", self._read.set)
 
-    async def send(self, kind: str, fields: dict[str, Any]) -> None:
+    async def _send_in_time(self, kind: str, fields: dict[str, Any]) -> None:
         """Send an event, once there is room for it.
 
         Raises:
@@ -181,11 +182,11 @@ class CallTransport:
                 raise ClientGoneError from error
 
     async def send_audio(self, place: dict[str, Any], pcm: bytes, start_delay_ms: int) -> None:
-        """See :meth:`gateway.http.realtime.events.Transport.send_audio`."""
+        """Append it to the track."""
         await self.track.push(place, pcm, start_delay_ms / 1000)
 
     def stop_audio(self) -> list[Played]:
-        """See :meth:`gateway.http.realtime.events.Transport.stop_audio`."""
+        """Clear the track."""
         return self.track.clear()
 
     def _send(self, kind: str, fields: dict[str, Any]) -> None:
@@ -222,12 +223,14 @@ class Call:
     """A session whose client is connected by WebRTC.
 
     Attributes:
+        holder: Whose quota it uses.
         _open_session: Opens the session, once the client is connected.
         _longest_s: Time limit of the call.
         _active: When something happened last.
     """
 
     id: str
+    holder: str
     _peer: Peer
     _transport: CallTransport
     _open_session: Callable[[], Session]

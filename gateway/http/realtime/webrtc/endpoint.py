@@ -4,7 +4,7 @@ import asyncio
 import logging
 import secrets
 from contextlib import AsyncExitStack
-from typing import Any, Final, NamedTuple
+from typing import Any, Final
 
 from starlette.requests import Request
 from starlette.responses import Response
@@ -27,13 +27,6 @@ MAX_BYTES: Final = 2**18
 log = logging.getLogger(__name__)
 
 
-class _Held(NamedTuple):
-    """A call that is held, and whose it is."""
-
-    call: Call
-    holder: str
-
-
 class CallsApi:
     """The endpoints."""
 
@@ -41,7 +34,7 @@ class CallsApi:
         self._context = context
         self._sessions = sessions
         self._quota = Quota(context.config.gateway.webrtc.max_calls)
-        self._held: dict[str, _Held] = {}
+        self._held: dict[str, Call] = {}
 
     async def create(self, request: Request) -> Response:
         """Begin a call.
@@ -51,11 +44,11 @@ class CallsApi:
             BusyError: There are too many sessions or connections.
         """
         context, client = self._context, self._context.share(request)
-        settings = first_settings(context, request)
+        settings = await first_settings(context, request)
         body = await read_body(request, context, bytes, MAX_BYTES)
         sdp, values = _read(request.headers.get("content-type", ""), bytearray(body))
         offer = read_offer(sdp)
-        settings = changed_settings(context, settings, values, "session", refuse)
+        settings = await changed_settings(context, client, settings, values, "session", refuse)
         self._check(client)
         call_id, transport = f"rtc_{secrets.token_hex(16)}", CallTransport()
         place = self._place(request, client, call_id)
@@ -65,17 +58,17 @@ class CallsApi:
             undone.callback(self._free, call_id, client, place)
             peer = Peer(transport.track, context.config.gateway.webrtc)
             undone.push_async_callback(peer.close)
-            call = Call(
+            call = self._held[call_id] = Call(
                 call_id,
+                client,
                 peer,
                 transport,
                 lambda: self._sessions.open(request, transport, settings),
                 context.config.gateway.webrtc.max_call_s,
             )
-            self._held[call_id] = _Held(call, client)
             answer = offer.complete(await peer.answer(offer.sdp))
             undone.pop_all()
-        task = asyncio.create_task(self._hold(call, client, place))
+        task = asyncio.create_task(self._hold(call, place))
         context.calls.add(task)
         task.add_done_callback(context.calls.discard)
         location = {"Location": f"{request.url.path}/{call_id}"}
@@ -87,22 +80,22 @@ class CallsApi:
         Raises:
             UnknownRequestError: The client has no such call.
         """
-        held = self._held.get(request.path_params["call_id"])
+        call = self._held.get(request.path_params["call_id"])
         keyed = self._context.access.keys.needed
-        if held is None or (keyed and held.holder != self._context.share(request)):
+        if call is None or (keyed and call.holder != self._context.share(request)):
             raise UnknownRequestError("there is no such call: it has ended, or is of another key")
-        held.call.hang_up()
+        call.hang_up()
         return Response()
 
-    async def _hold(self, call: Call, client: str, place: Place) -> None:
+    async def _hold(self, call: Call, place: Place) -> None:
         end: CallEnd = "failed"
         try:
             end = await call.run()
         except OmniRelayError as error:
             log.warning("%s failed: %s", call.id, error.for_log)
         finally:
-            self._context.gateway.metrics.call_ended(end)
-            self._free(call.id, client, place)
+            self._context.gateway.metrics.calls.labels(end).inc()
+            self._free(call.id, call.holder, place)
 
     def _check(self, client: str) -> None:
         self._sessions.check(client)
@@ -118,7 +111,7 @@ class CallsApi:
         address = request.client.host if request.client else ""
 
         def hang_up() -> None:
-            self._held[call_id].call.hang_up()
+            self._held[call_id].hang_up()
 
         place = self._context.access.http_places.take(address, hang_up)
         if place is None or not place.move(client):

@@ -3,11 +3,12 @@
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
-from omnirelay.status import CodecDefaults
+from omnirelay.status import CodecDefaults, CodecLimits
+from services.families.codec_decoder import default_rope
 from services.families.qwen2_5_omni import files
 from services.families.qwen2_5_omni.files import FRAME_SAMPLES
 from services.families.qwen2_5_omni.talker.model import CODES, MROPE_SECTION, ConditionedTalker, end_tokens
-from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
+from services.talker.family import SpeechRules, TalkerFamily
 
 START_POSITIONS: Final = 2
 """The voice's start token, and the first token of the reply."""
@@ -26,15 +27,11 @@ def talker_config(config: Any) -> Any:
     setattr(talker, _CODES_PER_BLOCK, max(1, dit.block_size // dit.repeats))
     # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
     setattr(talker, CODES, dit.num_embeds + 1)
-    rope = dict(talker.rope_parameters or {})
-    if "mrope_section" not in rope:
+    sections = (talker.rope_parameters or {}).get("mrope_section")
+    if sections is None:
         raise CheckpointError("config.json: talker_config names no mrope_section in its rope parameters")
-    if rope.get("rope_type", "default") != "default":
-        raise CheckpointError(
-            f"config.json: the rope_type of talker_config is {rope.get('rope_type')!r}, not 'default'"
-        )
-    setattr(talker, MROPE_SECTION, rope.pop("mrope_section"))
-    talker.rope_parameters = rope
+    setattr(talker, MROPE_SECTION, sections)
+    talker.rope_parameters = default_rope(talker.rope_parameters)
     talker.architectures = [files.TALKER]
     return talker
 
@@ -45,16 +42,13 @@ def speech_rules(config: Any) -> SpeechRules:
     starts = [config.tts_codec_pad_token_id, config.tts_codec_start_token_id]
     return SpeechRules(
         row_width=config.embedding_size,
-        start_positions=START_POSITIONS,
         prompt=lambda length, _: [mask] * length + starts,
         end_tokens=end_tokens(config),
-        codec=CodecSpec(
-            frame_samples=FRAME_SAMPLES,
-            groups=1,
-            ids=getattr(config, CODES),
-            codes_per_message=getattr(config, _CODES_PER_BLOCK),
+        ids=getattr(config, CODES),
+        codes_per_message=getattr(config, _CODES_PER_BLOCK),
+        codec=CodecLimits(
+            frame_samples=FRAME_SAMPLES, groups=1, start_positions=START_POSITIONS, defaults=DEFAULTS
         ),
-        defaults=DEFAULTS,
     )
 
 

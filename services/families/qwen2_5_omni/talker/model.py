@@ -4,16 +4,11 @@ import copy
 from typing import Any, ClassVar
 
 import torch
-from torch import nn
-from vllm.config import CacheConfig, VllmConfig
-from vllm.model_executor.layers.layernorm import RMSNorm
+from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.layers.quantization import QuantizationConfig
 from vllm.model_executor.layers.vocab_parallel_embedding import VocabParallelEmbedding
-from vllm.model_executor.models.llama import LlamaAttention
-from vllm.model_executor.models.qwen2 import Qwen2DecoderLayer, Qwen2MLP, Qwen2Model
+from vllm.model_executor.models.llama import LlamaModel
 from vllm.model_executor.models.utils import WeightsMapper
-from vllm.sequence import IntermediateTensors
 
 from services.families.codec_decoder import CodecDecoder, in_sections
 from services.families.qwen2_5_omni.files import is_of_another
@@ -29,51 +24,13 @@ CODES = "codes"
 """Where it keeps how many codec ids token2wav can make sound of; these are the smallest ones."""
 
 
-class TalkerDecoderLayer(Qwen2DecoderLayer):
-    """A Qwen2 layer whose head size is the configuration's, not hidden / heads.
-
-    Reference: transformers' ``Qwen2_5OmniDecoderLayer``: biases on q, k and v, none on the output.
-    """
-
-    def __init__(
-        self,
-        config: Any,
-        cache_config: CacheConfig | None = None,
-        quant_config: QuantizationConfig | None = None,
-        prefix: str = "",
-    ) -> None:
-        nn.Module.__init__(self)
-        self.hidden_size = config.hidden_size
-        self.self_attn = LlamaAttention(
-            config=config,
-            hidden_size=config.hidden_size,
-            num_heads=config.num_attention_heads,
-            num_kv_heads=config.num_key_value_heads,
-            # Of its rotary embedding's table; the model puts its own in its place.
-            max_position_embeddings=1,
-            quant_config=quant_config,
-            bias=True,
-            bias_o_proj=False,
-            cache_config=cache_config,
-            prefix=f"{prefix}.self_attn",
-        )
-        self.mlp = Qwen2MLP(
-            hidden_size=config.hidden_size,
-            intermediate_size=config.intermediate_size,
-            hidden_act=config.hidden_act,
-            quant_config=quant_config,
-            prefix=f"{prefix}.mlp",
-        )
-        self.input_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(config.hidden_size, eps=config.rms_norm_eps)
-
-
 class ConditionedTalker(CodecDecoder):
     """Codec tokens in, codec logits out; the input is ``proj(codec_embed(id) + row)``.
 
     The row of each position is read from paged KV memory, where the worker has put it.
 
-    Reference: transformers' ``Qwen2_5OmniTalkerForConditionalGeneration``.
+    Reference: transformers' ``Qwen2_5OmniTalkerForConditionalGeneration``; its layers have biases on q, k
+    and v, none on the output.
     """
 
     hf_to_vllm_mapper: ClassVar[WeightsMapper] = WeightsMapper(
@@ -88,10 +45,13 @@ class ConditionedTalker(CodecDecoder):
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:  # noqa: ARG002
         config = vllm_config.model_config.hf_config
-        model = Qwen2Model(
-            vllm_config=vllm_config.with_hf_config(copy.deepcopy(config), architectures=["Qwen2ForCausalLM"]),
-            prefix="model",
-            decoder_layer_type=TalkerDecoderLayer,
+        # vLLM's Qwen2 has heads of hidden / heads; its Llama with these biases is the same with any.
+        llama = copy.deepcopy(config)
+        llama.qkv_bias = True
+        # Of its rotary embedding's table; the decoder puts its own in its place.
+        llama.max_position_embeddings = 1
+        model = LlamaModel(
+            vllm_config=vllm_config.with_hf_config(llama, architectures=["LlamaForCausalLM"]), prefix="model"
         )
         super().__init__(
             vllm_config,
@@ -104,24 +64,10 @@ class ConditionedTalker(CodecDecoder):
         self.model.embed_tokens = VocabParallelEmbedding(config.vocab_size, config.embedding_size)
         self.proj = ReplicatedLinear(config.embedding_size, config.hidden_size, return_bias=False)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,  # noqa: ARG002 - part of vLLM's interface
-        **_: object,
-    ) -> torch.Tensor | IntermediateTensors:
-        """Last hidden states ``[n, hidden]`` of codec tokens ``[n]``."""
-        embeds = self.embed_input_ids(input_ids)
-        conditioning = self.conditioning.read_batch(input_ids.shape[0])
-        if conditioning is None:
-            # Only while vLLM measures memory: the rows bring their own positions.
-            position_ids = positions.expand(3, -1)
-        else:
-            rows, position_ids = conditioning
-            embeds = embeds + rows
-        return self.decode(self.proj(embeds), position_ids, intermediate_tensors)
+    def project(self, embeds: torch.Tensor) -> torch.Tensor:
+        """See :meth:`CodecDecoder.project`."""
+        projected: torch.Tensor = self.proj(embeds)
+        return projected
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:

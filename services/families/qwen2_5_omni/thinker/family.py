@@ -12,6 +12,7 @@ from services.families.qwen2_5_omni.files import CODEC_RATE
 from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
 from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
 from services.families.qwen2_5_omni.voices import load_speakers
+from services.families.qwen_media.features import FeatureExtractor
 from services.families.qwen_media.media import QwenMedia
 from services.thinker.family import Embed, ThinkerFamily
 
@@ -64,5 +65,5 @@ THINKER: Final = ThinkerFamily(
     end_tokens=end_token_ids,
     speech=read_speech,
     rows_per_s=CODEC_RATE,
-    media=QwenMedia.of,
+    media=lambda engine, media: QwenMedia(FeatureExtractor(engine, media.audio_clamp)),
 )

@@ -46,19 +46,17 @@ class BlockLayout(NamedTuple):
     )  # Which keys exist in the block before, its own, the one after; bool [rows, 1, 1, keys]
     own_mask: torch.Tensor | None  # The same of its own alone; None where all exist
 
-    def with_neighbours(
-        self, states: torch.Tensor, backward: bool, ahead: bool, past: torch.Tensor
-    ) -> torch.Tensor:
+    def with_neighbours(self, states: torch.Tensor, past: torch.Tensor | None, ahead: bool) -> torch.Tensor:
         """Put wanted neighbours beside each block: ``[rows, heads, block_size * (1 to 3), head_dim]``.
 
         Args:
             states: [rows, heads, block_size, head_dim].
-            backward: whether the block before is wanted.
+            past: the blocks before the ``continued`` ones, [continued, heads, block_size, head_dim]; None if
+                the block before is not wanted.
             ahead: whether the block after is wanted.
-            past: the blocks before the ``continued`` ones, [continued, heads, block_size, head_dim].
         """
         parts = [states]
-        if backward:
+        if past is not None:
             parts.insert(0, states[self.previous].index_copy_(0, self.continued, past))
         if ahead:
             parts.append(states[self.following])

@@ -124,7 +124,7 @@ class Conditioner:
             continues=continues,
             frames=frames,
             mel=to_blocks(to_device(noise, self._device), config.block_size),
-            schedule=self._schedule(chunk.time_points, chunk.sway_coefficient),
+            schedule=self._schedule(chunk.config.time_points, chunk.config.sway_coefficient),
             conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
             unconditioned=voice.unconditioned if _is_guided(chunk) else None,
             rotation=to_blocks(self._rotary(chunk.start, frames), config.block_size),
@@ -186,7 +186,7 @@ class Conditioner:
         taken = sum(each.past.shape[3] for each in carried if each.continues)
         schedule, starts = _joined([state.schedule for state in states])
         scales = [
-            state.chunk.guidance_scale if state.unconditioned is not None else 0.0
+            state.chunk.config.guidance_scale if state.unconditioned is not None else 0.0
             for state, size in zip(states, sizes, strict=True)
             for _ in range(size)
         ]
@@ -197,7 +197,9 @@ class Conditioner:
                 constant=torch.cat(
                     [*_filled([state.conditioned for state in states], filler), *_filled(further, filler)]
                 ),
-                rotation=torch.cat(_filled([state.rotation for state in states], filler))[layout.source],
+                rotation=torch.view_as_real(
+                    torch.cat(_filled([state.rotation for state in states], filler))[layout.source]
+                ),
                 guidance=scale[layout.guided].view(-1, 1, 1),
                 modulation=schedule.modulation,
                 length=schedule.length,
@@ -262,7 +264,7 @@ class SolverBatch:
 
 
 def _is_guided(chunk: SynthesisChunk) -> bool:
-    return chunk.guidance_scale >= _NO_GUIDANCE_BELOW
+    return chunk.config.guidance_scale >= _NO_GUIDANCE_BELOW
 
 
 def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:

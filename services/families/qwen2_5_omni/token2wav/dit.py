@@ -51,7 +51,7 @@ class DiTBatch(NamedTuple):
 
     layout: BlockLayout
     constant: torch.Tensor  # Of the projected input, float32 [rows, block_size, hidden]
-    rotation: torch.Tensor  # Rotary table, complex64 [rows, block_size, head_dim / 2]
+    rotation: torch.Tensor  # Rotary table, cosines and sines, float32 [rows, block_size, head_dim / 2, 2]
     guidance: torch.Tensor  # Scale of each guided source row, float32 [guided, 1, 1]
     modulation: torch.Tensor  # Of all layers at each evaluation, float32 [evaluations, values]
     length: torch.Tensor  # Of the solver's step that an evaluation belongs to, float32 [evaluations]
@@ -89,17 +89,11 @@ class InputEmbedding(nn.Module):
 
 
 class BlockAttention(nn.Module):
-    """Attention of each block to itself and, where the layer reaches that far, its neighbours.
+    """Attention of each block to itself and, where the layer reaches that far, its neighbours."""
 
-    ``past_index`` numbers the layer among those that look back; None if it does not.
-    """
-
-    def __init__(
-        self, config: Qwen2_5OmniDiTConfig, past_index: int | None, ahead: bool, projection: Projection
-    ) -> None:
+    def __init__(self, config: Qwen2_5OmniDiTConfig, ahead: bool, projection: Projection) -> None:
         super().__init__()
         self._heads = config.num_attention_heads
-        self._past_index = past_index
         self._ahead = ahead
         inner = config.head_dim * config.num_attention_heads
         self.to_q = projection(config.hidden_size, inner)
@@ -108,24 +102,23 @@ class BlockAttention(nn.Module):
         self.to_out = nn.ModuleList([projection(inner, config.hidden_size)])
 
     def forward(
-        self, states: torch.Tensor, batch: DiTBatch, past: torch.Tensor, left: list[torch.Tensor]
-    ) -> torch.Tensor:
-        """[rows, block_size, hidden] -> the same; see :meth:`DiffusionTransformer.forward`."""
+        self, states: torch.Tensor, batch: DiTBatch, past: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """[rows, block_size, hidden] -> the same, and what it leaves; see :meth:`DiTLayer.forward`."""
         query = _rotate_first_head(self._split(self.to_q(states)), batch)
         key = _rotate_first_head(self._split(self.to_k(states)), batch)
         value = self._split(self.to_v(states))
-        reach = (self._past_index is not None, self._ahead)
-        past_key, past_value = past[self._past_index or 0].unbind() if reach[0] else (past, past)
-        if reach[0]:
-            left.append(torch.stack([key[batch.layout.leaving], value[batch.layout.leaving]]))
+        layout, left = batch.layout, None
+        if past is not None:
+            left = torch.stack([key[layout.leaving], value[layout.leaving]])
+        past_key, past_value = (None, None) if past is None else past.unbind()
         attended = functional.scaled_dot_product_attention(
             query,
-            batch.layout.with_neighbours(key, *reach, past_key),
-            batch.layout.with_neighbours(value, *reach, past_value),
-            attn_mask=batch.layout.key_mask(*reach),
+            layout.with_neighbours(key, past_key, self._ahead),
+            layout.with_neighbours(value, past_value, self._ahead),
+            attn_mask=layout.key_mask(past is not None, self._ahead),
         )
-        output: torch.Tensor = self.to_out[0](attended.transpose(1, 2).flatten(2))
-        return output
+        return self.to_out[0](attended.transpose(1, 2).flatten(2)), left
 
     def _split(self, states: torch.Tensor) -> torch.Tensor:
         rows, frames, _ = states.shape
@@ -137,7 +130,13 @@ def _rotate_first_head(states: torch.Tensor, batch: DiTBatch) -> torch.Tensor:
 
     The members of a pair stand side by side in the checkpoint: a pair is a complex number.
     """
-    torch.view_as_complex(states[:, 0].unflatten(-1, (-1, 2))).mul_(batch.rotation)
+    pairs = states[:, 0].unflatten(-1, (-1, 2))
+    if torch.compiler.is_compiling():
+        # PyTorch's compiler makes no kernels for complex numbers.
+        (real, imaginary), (cos, sin) = pairs.unbind(-1), batch.rotation.unbind(-1)
+        rotated = [real * cos - imaginary * sin, real * sin + imaginary * cos]
+        return torch.cat([torch.stack(rotated, -1).flatten(-2).unsqueeze(1), states[:, 1:]], dim=1)
+    torch.view_as_complex(pairs).mul_(torch.view_as_complex(batch.rotation))
     return states
 
 
@@ -204,26 +203,51 @@ class DiTLayer(nn.Module):
 
     def __init__(self, config: Qwen2_5OmniDiTConfig, index: int, projection: Projection) -> None:
         super().__init__()
-        looking_back = layers_looking_back(config)
-        past_index = looking_back.index(index) if index in looking_back else None
+        self.looks_back = index in config.look_backward_layers
         self.attn_norm = Modulation(config.hidden_size, count=_LAYER_VECTORS, scales=(1, 4))
-        self.attn = BlockAttention(config, past_index, index in config.look_ahead_layers, projection)
+        self.attn = BlockAttention(config, index in config.look_ahead_layers, projection)
         self.ff = FeedForward(config, projection)
 
     def forward(
-        self,
-        states: torch.Tensor,
-        modulation: torch.Tensor,
-        batch: DiTBatch,
-        past: torch.Tensor,
-        left: list[torch.Tensor],
-    ) -> torch.Tensor:
-        """[rows, block_size, hidden] -> the same; ``modulation`` is [rows or 1, 1, 6 * hidden]."""
+        self, states: torch.Tensor, modulation: torch.Tensor, batch: DiTBatch, past: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor | None]:
+        """Compute [rows, block_size, hidden] -> the same.
+
+        Args:
+            states: of the layer before.
+            modulation: the layer's, float32 [rows or 1, 1, 6 * hidden].
+            batch: of these requests.
+            past: keys and values that the chunks take over, float32
+                [2, continued rows, heads, block_size, head_dim]; None if the layer does not look back.
+
+        Returns the states, and the keys and values of rows that are left to later chunks, or None likewise.
+        """
         parts = modulation.chunk(_LAYER_VECTORS, dim=-1)
         attn_shift, attn_scale, attn_gate, ff_shift, ff_scale, ff_gate = parts
-        attended = self.attn(_modulate(states, attn_scale, attn_shift), batch, past, left)
+        attended, left = self.attn(_modulate(states, attn_scale, attn_shift), batch, past)
         states = torch.addcmul(states, attn_gate, attended)
-        return torch.addcmul(states, ff_gate, self.ff(_modulate(states, ff_scale, ff_shift)))
+        return torch.addcmul(states, ff_gate, self.ff(_modulate(states, ff_scale, ff_shift))), left
+
+
+compiled_layer: Callable[..., tuple[torch.Tensor, torch.Tensor | None]] = torch.compile(DiTLayer.forward)
+"""Layers of one kind, of those that look back, ahead or neither, are compiled together at the first call."""
+
+
+def _compute_compiled(
+    layer: nn.Module,
+    states: torch.Tensor,
+    modulation: torch.Tensor,
+    batch: DiTBatch,
+    past: torch.Tensor | None,
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """See :meth:`DiTLayer.forward`; once compiled, for batches of all sizes, none of which is 0 or 1."""
+    layout = batch.layout
+    sized = (states, modulation, batch.rotation, layout.mask, layout.own_mask, layout.previous)
+    for each in (*sized, layout.following, layout.continued, layout.leaving):
+        torch._dynamo.maybe_mark_dynamic(each, 0)
+    if past is not None:
+        torch._dynamo.maybe_mark_dynamic(past, 1)
+    return compiled_layer(layer, states, modulation, batch, past)
 
 
 class DiffusionTransformer(nn.Module):
@@ -249,7 +273,12 @@ class DiffusionTransformer(nn.Module):
         return torch.cat([each(time) for each in self.modules() if isinstance(each, Modulation)], dim=-1)
 
     def step(
-        self, mel: torch.Tensor, evaluations: torch.Tensor, past: torch.Tensor, batch: DiTBatch
+        self,
+        mel: torch.Tensor,
+        evaluations: torch.Tensor,
+        past: torch.Tensor,
+        batch: DiTBatch,
+        compiled: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """A step of the solver: a function of tensors, in which nothing depends on what they hold.
 
@@ -258,6 +287,7 @@ class DiffusionTransformer(nn.Module):
             evaluations: the step's first one of each row, or of all, int64 [rows or 1].
             past: what the chunks take over (:meth:`Carry.take`).
             batch: of these requests.
+            compiled: whether PyTorch's compiler makes the layers' kernels; of a batch that was filled.
 
         Returns the mel frames after it, and what the chunks leave (:meth:`Carry.leave`).
         """
@@ -265,7 +295,7 @@ class DiffusionTransformer(nn.Module):
 
         def velocity(value: torch.Tensor, number: int) -> torch.Tensor:
             modulation = batch.modulation[evaluations + number].unsqueeze(1)
-            output: torch.Tensor = self(value, modulation, past[number], batch, left)
+            output: torch.Tensor = self(value, modulation, past[number], batch, left, compiled)
             return output
 
         length = batch.length[evaluations[: mel.shape[0]]].view(-1, 1, 1)
@@ -281,6 +311,7 @@ class DiffusionTransformer(nn.Module):
         past: torch.Tensor,
         batch: DiTBatch,
         left: list[torch.Tensor],
+        compiled: bool = False,
     ) -> torch.Tensor:
         """The velocity with guidance, shaped as ``mel``; what stands in padded frames has no meaning.
 
@@ -290,13 +321,18 @@ class DiffusionTransformer(nn.Module):
             past: what the chunks take over at this evaluation.
             batch: of these requests.
             left: gets what they leave, of each layer that looks back.
+            compiled: see :meth:`step`.
         """
         layout = batch.layout
         widths = [_LAYER_VECTORS * self.config.hidden_size] * len(self.transformer_blocks)
         modulations = modulation.split([*widths, _OUTPUT_VECTORS * self.config.hidden_size], dim=-1)
         states = self.input_embed.project_mel(mel)[layout.source] + batch.constant
+        compute: Callable[..., tuple[torch.Tensor, torch.Tensor | None]]
+        compute = _compute_compiled if compiled else nn.Module.__call__
+        pasts = iter(past.unbind())
         for layer, values in zip(self.transformer_blocks, modulations[:-1], strict=True):
-            states = layer(states, values, batch, past, left)
+            states, leaves = compute(layer, states, values, batch, next(pasts) if layer.looks_back else None)
+            left += [] if leaves is None else [leaves]
         scale, shift = modulations[-1].chunk(_OUTPUT_VECTORS, dim=-1)
         output: torch.Tensor = self.proj_out(_modulate(states, scale, shift))
         conditioned, unconditioned = output[: mel.shape[0]], output[mel.shape[0] :]

@@ -1,16 +1,14 @@
 """Token2wav of Qwen2.5-Omni as a vLLM pooling model."""
 
-from collections.abc import Iterable
-from pathlib import Path
+from typing import ClassVar
 
 import torch
 from torch import nn
 from vllm.config import VllmConfig
 from vllm.model_executor.layers.linear import ReplicatedLinear
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 
-from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni.files import SPEAKER_FILE, is_of_another
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, check_speakers
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, HalfLinear
@@ -32,8 +30,6 @@ def vllm_projection(inputs: int, outputs: int) -> nn.Module:
 
 
 _DIT, _VOCODER = "code2wav_dit_model.", "code2wav_bigvgan_model."
-# Buffers that older releases of transformers wrote into checkpoints; they are computed here.
-_COMPUTED = ["rotary_embed.inv_freq", "sample.filter"]
 
 
 class Token2WavForSynthesis(SynthesisModel):
@@ -46,45 +42,36 @@ class Token2WavForSynthesis(SynthesisModel):
         orig_to_new_prefix={
             "thinker.": None,
             "talker.": None,
-            f"token2wav.{_DIT}": "dit.",
-            f"token2wav.{_VOCODER}": "vocoder.bigvgan.",
             _DIT: "dit.",
             _VOCODER: "vocoder.bigvgan.",
+            f"token2wav.{_DIT}": "dit.",
+            f"token2wav.{_VOCODER}": "vocoder.bigvgan.",
         }
     )
+    # Buffers that older releases of transformers wrote into checkpoints.
+    computed: ClassVar[list[str]] = ["rotary_embed.inv_freq", "sample.filter"]
 
     def __init__(self, *, vllm_config: VllmConfig, prefix: str = "") -> None:
         super().__init__(vllm_config=vllm_config, prefix=prefix)
         dit_config, bigvgan_config = component_configs(vllm_config.model_config.hf_config)
-        self._model_dir = Path(vllm_config.model_config.model)
-        speakers = load_speakers(self._model_dir)
-        check_speakers(speakers, dit_config, self._model_dir / SPEAKER_FILE)
-        projection = HalfLinear if in_half(vllm_config.additional_config) else vllm_projection
+        speakers = load_speakers(self.directory)
+        check_speakers(speakers, dit_config, self.directory / SPEAKER_FILE)
+        # On a GPU vLLM's choice is PyTorch's own.
+        plain = vllm_projection if current_platform.is_cpu() else nn.Linear
+        projection = HalfLinear if in_half(vllm_config.additional_config) else plain
         self.dit = DiffusionTransformer(dit_config, projection)
         record = CudaGraphs() if records(vllm_config.additional_config) else None
         self.vocoder = Vocoder(bigvgan_config, fused=record is not None).float()
         work = SolverWork(geometry_of(dit_config, bigvgan_config), budget_of(vllm_config.additional_config))
         conditioner = Conditioner(self.dit, speakers)
         together = not current_platform.is_cpu()
-        self.synthesize_with(SolverSynthesizer(self.dit, self.vocoder, conditioner, work, together, record))
+        self.synthesize_with(
+            SolverSynthesizer(
+                self.dit, self.vocoder, conditioner, work, together, record, compiled=record is not None
+            )
+        )
 
     @staticmethod
     def is_unused_checkpoint_weight(name: str) -> bool:
         """Whether vLLM's loader may leave out a file that has nothing but such tensors."""
         return is_of_another("token2wav", name)
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load token2wav's tensors; raises CheckpointError at one missing, unknown, or of another shape."""
-        loader = AutoWeightsLoader(self, ignore_unexpected_suffixes=_COMPUTED)
-        try:
-            loaded: set[str] = loader.load_weights(weights, mapper=self.hf_to_vllm_mapper)
-        except (ValueError, AssertionError, RuntimeError) as error:
-            raise CheckpointError(f"{self._model_dir}: token2wav: {error}") from error
-        missing = sorted(name for name, _ in self.named_parameters() if name not in loaded)
-        if missing:
-            first = missing[0].replace("dit.", f"token2wav.{_DIT}", 1)
-            first = first.replace("vocoder.bigvgan.", f"token2wav.{_VOCODER}", 1)
-            raise CheckpointError(
-                f"{self._model_dir}: {len(missing)} tensors are missing, the first is {first}"
-            )
-        return loaded

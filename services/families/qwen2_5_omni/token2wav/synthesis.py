@@ -1,6 +1,5 @@
 """The configuration of chunks' synthesis, and what one costs in solver steps and pieces of audio."""
 
-import math
 from dataclasses import dataclass
 
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
@@ -9,11 +8,11 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
     Qwen2_5OmniToken2WavConfig,
 )
 
-from omnirelay.errors import CheckpointError, InvalidRequestError
+from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni.token2wav.vocoder import samples_per_frame
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.family import Budget, Cost
-from services.token2wav.synthesis import MAX_TIME_POINTS, SynthesisChunk
+from services.token2wav.synthesis import SynthesisChunk
 
 
 def component_configs(config: object) -> tuple[Qwen2_5OmniDiTConfig, Qwen2_5OmniBigVGANConfig]:
@@ -64,21 +63,6 @@ class SolverWork:
             return Cost(solved, 0)
         return Cost(solved, -(-chunk.target_frames // self.pieces(chunk)))
 
-    def check(self, chunk: SynthesisChunk) -> None:
-        """Raise InvalidRequestError, naming the field, where the model would fail, or answer wrongly.
-
-        A chunk's codec ids were checked when they came (:meth:`CodecGeometry.check_codes`).
-        """
-        _validate_window(chunk, self.geometry)
-        if not 2 <= chunk.time_points <= MAX_TIME_POINTS:
-            raise InvalidRequestError(f"time_points {chunk.time_points} is not in 2..{MAX_TIME_POINTS}")
-        if not 0 <= chunk.seed < 2**64:
-            raise InvalidRequestError(f"seed {chunk.seed} is not an unsigned 64-bit integer")
-        for name in ("guidance_scale", "sway_coefficient", "due"):
-            value = getattr(chunk, name)
-            if value is not None and not math.isfinite(value):
-                raise InvalidRequestError(f"{name} {value} is not finite")
-
     def pieces(self, chunk: SynthesisChunk) -> int:
         """In how many pieces a chunk becomes audio."""
         return 1 if chunk.silent else -(-chunk.target_frames // self.budget.vocoder)
@@ -86,23 +70,4 @@ class SolverWork:
 
 def steps_of(chunk: SynthesisChunk) -> int:
     """Number of solver steps."""
-    return chunk.time_points - 1
-
-
-def _validate_window(chunk: SynthesisChunk, geometry: CodecGeometry) -> None:
-    end = chunk.start + geometry.window_frames(chunk.codes)
-    if chunk.start < 0 or chunk.start % geometry.block_size:
-        raise InvalidRequestError(f"start {chunk.start} is not on a block border")
-    if not chunk.start < chunk.target_end <= end:
-        raise InvalidRequestError(
-            f"target {chunk.start}..{chunk.target_end} is empty or not within the window {chunk.start}..{end}"
-        )
-    if end - chunk.start > geometry.max_frames:
-        raise InvalidRequestError(
-            f"codes: a window of {end - chunk.start} mel frames exceeds the "
-            f"{geometry.max_frames} of dit_config.max_position_embeddings"
-        )
-    if chunk.is_last and chunk.target_end != end:
-        raise InvalidRequestError(f"target_end {chunk.target_end} is not the end {end} of the last window")
-    if not chunk.is_last and chunk.target_end % geometry.block_size:
-        raise InvalidRequestError(f"target_end {chunk.target_end} of a chunk before others cuts a block")
+    return chunk.config.time_points - 1

@@ -2,6 +2,7 @@
 
 from collections import defaultdict
 from collections.abc import Sequence
+from functools import partial
 from typing import Final, TypeAlias
 
 import torch
@@ -29,7 +30,8 @@ class SolverSynthesizer:
 
     An advance of a chunk is a solver step or a piece of audio; the last step makes the first piece too.
     On a CPU it takes as long to make pieces of equal shapes audio ``together``, and the last bits of a stream
-    would depend on its neighbours.  With a ``record``, steps and pieces of usual sizes are recorded.
+    would depend on its neighbours.  With a ``record``, steps and pieces of usual sizes are recorded, the
+    layers in such steps ``compiled`` or not.
     """
 
     def __init__(
@@ -40,13 +42,14 @@ class SolverSynthesizer:
         work: SolverWork,
         together: bool = False,
         record: Record | None = None,
+        compiled: bool = False,
     ) -> None:
         self._dit = dit
         self._vocoder = vocoder
         self._conditioner = conditioner
         self._work = work
         self._together = together
-        self._solve = Recorded(dit.step, record) if record else None
+        self._solve = Recorded(partial(dit.step, compiled=compiled), record) if record else None
         self._make_audio = Recorded(lambda *mel: (vocoder(*mel),), record) if record else None
 
     @property

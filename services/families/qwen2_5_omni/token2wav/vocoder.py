@@ -95,18 +95,19 @@ def _activation_reach() -> int:
 
 
 def activation(hidden: torch.Tensor, alpha: torch.Tensor, beta: torch.Tensor, taps: Taps) -> torch.Tensor:
-    """Snake between upsampling and downsampling by two, [pieces, channels, time], for a compiler to fuse.
+    """Snake between upsampling and downsampling by two, [pieces, channels, time].
 
     ``alpha`` and ``beta`` [channels, 1] are factors of ``x + sin(alpha x)^2 / beta``; what
     :class:`AntiAliasedActivation` says of filters holds here.
     """
     shifted = _shifted(functional.pad(hidden, (_REACH, _REACH), mode="replicate"))
-    phases = torch.stack([_weighted(shifted[:-1], taps.even), _weighted(shifted[1:], taps.odd)])
-    phases = phases + (phases * alpha).sin().square() / beta
-    first, last = phases[:1, ..., :1], phases[1:, ..., -1:]
-    padded = torch.cat([first.expand(2, -1, -1, _REACH), phases, last.expand(2, -1, -1, _REACH)], dim=-1)
-    even, odd = _shifted(padded[0]), _shifted(padded[1])
-    return _weighted([*even[1:], *odd[:-1]], taps.down)
+    even, odd = _weighted(shifted[:-1], taps.even), _weighted(shifted[1:], taps.odd)
+    for phase in (even, odd):
+        phase.addcdiv_((phase * alpha).sin_().square_(), beta)
+    # The upsampled signal is padded with its first sample, an even one, and its last, an odd one.
+    first, last = even[..., :1].expand(-1, -1, _REACH), odd[..., -1:].expand(-1, -1, _REACH)
+    evens, odds = (_shifted(torch.cat([first, phase, last], dim=-1)) for phase in (even, odd))
+    return _weighted([*evens[1:], *odds[:-1]], taps.down)
 
 
 def _shifted(padded: torch.Tensor) -> list[torch.Tensor]:
@@ -116,9 +117,10 @@ def _shifted(padded: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _weighted(values: Sequence[torch.Tensor], taps: Sequence[float]) -> torch.Tensor:
+    """Sum shifted copies of a signal, each times its tap."""
     total = values[0] * taps[0]
     for value, tap in zip(values[1:], taps[1:], strict=True):
-        total = total + value * tap
+        total.add_(value, alpha=tap)
     return total
 
 
@@ -148,45 +150,16 @@ class AntiAliasedActivation(Qwen2_5OmniAntiAliasedActivation1d):
 
     def forward(self, hidden_states: torch.Tensor) -> torch.Tensor:
         """[pieces, channels, time] -> the same."""
-        if not hidden_states.is_cpu:
-            if self.fused:
-                return compiled_activation(hidden_states, *self._factors(), self.taps)
-            output: torch.Tensor = super().forward(hidden_states)
-            return output
-        time = hidden_states.shape[2]
-        padded = functional.pad(hidden_states, (_REACH, _REACH), mode="replicate")
-        shifted = padded.unfold(2, time, 1).unbind(2)
-        # Even and odd samples of the upsampled signal, with room for its padding.
-        phases = hidden_states.new_empty(2, *hidden_states.shape[:2], time + 2 * _REACH)
-        signal = phases[..., _REACH:-_REACH]
-        _filter(shifted[:-1], self.taps.even, signal[0])
-        _filter(shifted[1:], self.taps.odd, signal[1])
-        self._snake(signal)
-        phases[..., :_REACH] = signal[0, ..., :1]
-        phases[..., -_REACH:] = signal[1, ..., -1:]
-        even, odd = (phase.unfold(2, time, 1).unbind(2) for phase in phases)
-        return _filter([*even[1:], *odd[:-1]], self.taps.down)
-
-    def _snake(self, values: torch.Tensor) -> None:
-        """Apply ``x + sin(alpha x)^2 / beta`` in place, [phases, pieces, channels, time]."""
-        alpha, beta = self._factors()
-        wave = (values * alpha).sin_().square_()
-        values.addcmul_(wave, 1 / beta)
+        if hidden_states.is_cpu or self.fused:
+            compute = activation if hidden_states.is_cpu else compiled_activation
+            return compute(hidden_states, *self._factors(), self.taps)
+        output: torch.Tensor = super().forward(hidden_states)
+        return output
 
     def _factors(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Alpha and beta, [channels, 1]."""
         beta = torch.exp(self.act.beta)[:, None] + self.act.no_div_by_zero
         return torch.exp(self.act.alpha)[:, None], beta
-
-
-def _filter(
-    shifted: Sequence[torch.Tensor], taps: Sequence[float], out: torch.Tensor | None = None
-) -> torch.Tensor:
-    """Sum shifted copies of a signal, each times its tap."""
-    total = torch.mul(shifted[0], taps[0], out=out)
-    for values, tap in zip(shifted[1:], taps[1:], strict=True):
-        total.add_(values, alpha=tap)
-    return total
 
 
 class Vocoder(nn.Module):

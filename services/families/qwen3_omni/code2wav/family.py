@@ -1,14 +1,11 @@
 """Qwen3-Omni's code2wav, as the stage takes it."""
 
 import copy
-import json
-from collections.abc import Sequence
-from pathlib import Path
 from typing import Any, Final
 
-from omnirelay.errors import CheckpointError
 from services.families.qwen3_omni.code2wav.model import WHOLE, Code2WavForSynthesis, geometry_of
 from services.families.qwen3_omni.code2wav.synthesizer import PieceWork
+from services.families.qwen3_omni.files import voices
 from services.token2wav.family import SynthesisFamily
 
 
@@ -20,18 +17,6 @@ def code2wav_config(config: Any) -> Any:
     nominal = copy.deepcopy(whole)
     setattr(nominal, WHOLE, whole)
     return nominal
-
-
-def voices(directory: Path) -> Sequence[str]:
-    """The voices that a checkpoint's ``config.json`` names; raises CheckpointError if there is none."""
-    try:
-        config = json.loads((directory / "config.json").read_text(encoding="utf-8"))
-        names = list(config["talker_config"]["speaker_id"])
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{directory}: config.json names no voices: {error!r}") from error
-    if not names:
-        raise CheckpointError(f"{directory}: config.json names no voices: speaker_id is empty")
-    return names
 
 
 TOKEN2WAV: Final = SynthesisFamily(

@@ -1,13 +1,10 @@
 """Code2wav of Qwen3-Omni as a vLLM pooling model."""
 
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-import torch
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from vllm.config import VllmConfig
-from vllm.model_executor.models.utils import AutoWeightsLoader, WeightsMapper
+from vllm.model_executor.models.utils import WeightsMapper
 from vllm.platforms import current_platform
 
 from omnirelay.errors import CheckpointError
@@ -48,21 +45,6 @@ class Code2WavForSynthesis(SynthesisModel):
         config = vllm_config.model_config.hf_config
         if not isinstance(getattr(config, WHOLE, None), Qwen3OmniMoeCode2WavConfig):
             raise CheckpointError(f"expected a code2wav configuration, got {type(config).__name__}")
-        self._model_dir = Path(vllm_config.model_config.model)
         self.vocoder = StreamedCode2Wav(getattr(config, WHOLE)).float()
         work = PieceWork(geometry_of(config), budget_of(vllm_config.additional_config))
         self.synthesize_with(PieceSynthesizer(self.vocoder, work, not current_platform.is_cpu()))
-
-    def load_weights(self, weights: Iterable[tuple[str, torch.Tensor]]) -> set[str]:
-        """Load code2wav's tensors; raises CheckpointError at one missing, unknown, or of another shape."""
-        try:
-            loaded: set[str] = AutoWeightsLoader(self).load_weights(weights, mapper=self.hf_to_vllm_mapper)
-        except (ValueError, AssertionError, RuntimeError) as error:
-            raise CheckpointError(f"{self._model_dir}: code2wav: {error}") from error
-        missing = sorted(name for name, _ in self.named_parameters() if name not in loaded)
-        if missing:
-            first = missing[0].removeprefix("vocoder.")
-            raise CheckpointError(
-                f"{self._model_dir}: {len(missing)} tensors are missing, the first is {first}"
-            )
-        return loaded

@@ -6,7 +6,6 @@ from dataclasses import dataclass, field
 
 import torch
 
-from omnirelay.errors import InvalidRequestError
 from services.families.qwen3_omni.code2wav.vocoder import Stream, StreamedCode2Wav
 from services.families.qwen3_omni.codec import UNIT_SAMPLES
 from services.token2wav.chunks import CodecGeometry
@@ -33,14 +32,6 @@ class PieceWork:
     def _units(self) -> int:
         """Units of a frame."""
         return max(1, self.geometry.unit_samples // UNIT_SAMPLES)
-
-    def check(self, chunk: SynthesisChunk) -> None:
-        """Raise InvalidRequestError at a target that is empty or not within the chunk's codec ids."""
-        end = chunk.start + self.geometry.window_frames(chunk.codes)
-        if not 0 <= chunk.start < chunk.target_end <= end:
-            raise InvalidRequestError(
-                f"target {chunk.start}..{chunk.target_end} is empty or not within {chunk.start}..{end}"
-            )
 
 
 def piece_of(chunk: SynthesisChunk, number: int, pieces: int) -> range:

@@ -3,11 +3,12 @@
 from typing import Any, Final
 
 from omnirelay.errors import CheckpointError, UnknownSpeakerError
-from omnirelay.status import CodecDefaults
+from omnirelay.status import CodecDefaults, CodecLimits
+from services.families.codec_decoder import default_rope
 from services.families.qwen3_omni import files
 from services.families.qwen3_omni.codec import frame_samples, trimmed_samples
 from services.families.qwen3_omni.talker.model import SUPPRESSED, FrameTalker
-from services.talker.family import CodecSpec, SpeechRules, TalkerFamily
+from services.talker.family import SpeechRules, TalkerFamily
 
 START_POSITIONS: Final = 9
 """The begin of the assistant's turn, marks of a reply without thoughts, the voice, the first reply token."""
@@ -31,16 +32,8 @@ def talker_config(config: Any) -> Any:
     if talker is None:
         return config
     text = talker.text_config
-    rope = dict(text.rope_parameters or {})
-    if rope.get("rope_type", "default") != "default":
-        raise CheckpointError(
-            f"config.json: the rope_type of talker_config is {rope.get('rope_type')!r}, not 'default'"
-        )
-    # Taken out before vLLM sees them: it would compute positions of media of its own.
-    text.talker_mrope_section = rope.pop("mrope_section", [24, 20, 20])
-    rope.pop("interleaved", None)
-    rope.pop("mrope_interleaved", None)
-    text.rope_parameters = rope
+    text.talker_mrope_section = (text.rope_parameters or {}).get("mrope_section", [24, 20, 20])
+    text.rope_parameters = default_rope(text.rope_parameters)
     text.head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
     # The reference makes each layer a mixture, whatever these say.
     text.mlp_only_layers, text.decoder_sparse_step = [], 1
@@ -77,17 +70,17 @@ def speech_rules(config: Any) -> SpeechRules:
 
     return SpeechRules(
         row_width=config.hidden_size,
-        start_positions=START_POSITIONS,
         prompt=prompt,
         end_tokens=[config.codec_eos_token_id],
-        codec=CodecSpec(
+        ids=config.vocab_size - SUPPRESSED,
+        codes_per_message=1,
+        codec=CodecLimits(
             frame_samples=config.frame_samples,
             trimmed_samples=config.trimmed_samples,
             groups=config.code_predictor.num_code_groups,
-            ids=config.vocab_size - SUPPRESSED,
-            codes_per_message=1,
+            start_positions=START_POSITIONS,
+            defaults=DEFAULTS,
         ),
-        defaults=DEFAULTS,
     )
 
 

@@ -1,13 +1,11 @@
 """The talker: a mixture-of-experts decoder over codec frames, which draws one codebook of each itself."""
 
-import copy
 from typing import ClassVar
 
 import torch
 from vllm.config import VllmConfig
 from vllm.model_executor.models.qwen3_moe import Qwen3MoeModel
 from vllm.model_executor.models.utils import WeightsMapper
-from vllm.sequence import IntermediateTensors
 
 from services.families.codec_decoder import CodecDecoder, interleaved
 from services.families.qwen3_omni.talker.predictor import CodePredictor
@@ -42,9 +40,7 @@ class FrameTalker(CodecDecoder):
         del prefix
         config = vllm_config.model_config.hf_config
         model = Qwen3MoeModel(
-            vllm_config=vllm_config.with_hf_config(
-                copy.deepcopy(config), architectures=["Qwen3MoeForCausalLM"]
-            ),
+            vllm_config=vllm_config.with_hf_config(config, architectures=["Qwen3MoeForCausalLM"]),
             prefix="model",
         )
         axes = interleaved(config.talker_mrope_section, config.head_dim // 2)
@@ -56,27 +52,11 @@ class FrameTalker(CodecDecoder):
         )
         self.code_predictor = CodePredictor(config.code_predictor, vllm_config.scheduler_config.max_num_seqs)
 
-    def forward(
-        self,
-        input_ids: torch.Tensor,
-        positions: torch.Tensor,
-        intermediate_tensors: IntermediateTensors | None = None,
-        inputs_embeds: torch.Tensor | None = None,  # noqa: ARG002 - part of vLLM's interface
-        **_: object,
-    ) -> torch.Tensor | IntermediateTensors:
-        """Last hidden states ``[n, hidden]`` of first ids ``[n]``."""
-        embeds = self.embed_input_ids(input_ids)
-        conditioning = self.conditioning.read_batch(input_ids.shape[0])
-        if conditioning is None:
-            # Only while vLLM measures memory: the rows bring their own positions.
-            position_ids = positions.expand(3, -1)
-        else:
-            rows, ids = conditioning
-            position_ids, further = ids[:3], ids[3:]
-            # Special ids in the prompt are no frames.
-            is_frame = (input_ids < self.config.vocab_size - SUPPRESSED).unsqueeze(-1)
-            embeds = embeds + self.code_predictor.embed(further.T) * is_frame + rows
-        return self.decode(embeds, position_ids, intermediate_tensors)
+    def embed_frames(self, input_ids: torch.Tensor, further_ids: torch.Tensor) -> torch.Tensor:
+        """See :meth:`CodecDecoder.embed_frames`."""
+        # Special ids in the prompt are no frames.
+        is_frame = (input_ids < self.config.vocab_size - SUPPRESSED).unsqueeze(-1)
+        return self.embed_input_ids(input_ids) + self.code_predictor.embed(further_ids.T) * is_frame
 
     def further_codes(self, hidden: torch.Tensor, codes: torch.Tensor, draws: torch.Tensor) -> torch.Tensor:
         """Complete frames, see :class:`services.talker.family.TalkerModel`."""

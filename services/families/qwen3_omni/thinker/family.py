@@ -6,9 +6,10 @@ from typing import Any, Final
 
 from omnirelay.errors import CheckpointError
 from services.families.qwen3_omni import files
-from services.families.qwen3_omni.thinker.media import media_rules
+from services.families.qwen3_omni.thinker.media import ChunkExtractor
 from services.families.qwen3_omni.thinker.model import FrameThinker
 from services.families.qwen3_omni.thinker.track import PADS, ReplyTrackWriter, Roles
+from services.families.qwen_media.media import QwenMedia
 from services.thinker.family import Embed, ThinkerFamily
 
 
@@ -48,5 +49,5 @@ THINKER: Final = ThinkerFamily(
     end_tokens=end_token_ids,
     speech=ReplySpeech,
     rows_per_s=12.5,
-    media=media_rules,
+    media=lambda engine, media: QwenMedia(ChunkExtractor(engine, media.audio_clamp)),
 )

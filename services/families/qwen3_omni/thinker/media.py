@@ -6,7 +6,7 @@ of its request: the reference's features of one depend on how long the others ar
 """
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final, Self
 
 import torch
@@ -14,25 +14,16 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, 
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError, MediaError
-from services.families.qwen_media.features import (
-    FRAMES,
-    LENGTH,
-    FeatureExtractor,
-    Features,
-    settled,
-    window_of,
-)
-from services.families.qwen_media.media import QwenMedia
-from services.families.qwen_media.spans import Clock, Grid, Marks, Run, text_positions
+from services.families.qwen_media.features import FRAMES, LENGTH, FeatureExtractor, Windows, with_tensors
+from services.families.qwen_media.spans import SECONDS, Clock, Grid, Run, text_positions
 from services.thinker.media.decoded import Samples
 from services.thinker.media.rules import Positions
-from shared.config import MediaConfig
+from shared.config.media import AudioClamp
 from shared.messages import MediaKind
 
 CHUNK_FRAMES: Final = 100
 """Mel frames that the encoder convolves together: a second."""
 CHUNK_TOKENS: Final = 13
-SECONDS: Final = "second_per_grid_ts"
 MASK: Final = "feature_attention_mask"
 """vLLM wants it, and does not read it."""
 
@@ -64,22 +55,47 @@ class TokenClock(Clock):
         return text_positions(2, start)
 
 
-def audio_tokens(frames: int) -> int:
-    """Tokens of so many mel frames: each chunk goes through three convolutions of stride 2."""
-    rest = frames % CHUNK_FRAMES
-    for _ in range(3):
-        rest = (rest + 1) // 2
-    return rest + frames // CHUNK_FRAMES * CHUNK_TOKENS
+class ChunkWindows(Windows):
+    """See :class:`Windows`; a window holds whole chunks of what the encoder convolves together."""
+
+    @classmethod
+    def of(cls, audio_config: Any) -> Self:
+        """The windows within which an encoder attends; raises CheckpointError at chunks of another length."""
+        if 2 * audio_config.n_window != CHUNK_FRAMES:
+            raise CheckpointError(
+                f"config.json: the audio encoder's n_window is {audio_config.n_window}, not 50"
+            )
+        return cls(int(audio_config.n_window_infer))
+
+    @staticmethod
+    def tokens(frames: int) -> int:
+        """Tokens of so many mel frames: each chunk goes through three convolutions of stride 2."""
+        rest = frames % CHUNK_FRAMES
+        for _ in range(3):
+            rest = (rest + 1) // 2
+        return rest + frames // CHUNK_FRAMES * CHUNK_TOKENS
+
+    def pieces(self, mel: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Cut a recording; less than a chunk stays with the window before it.
+
+        Alone it would be padded otherwise before it is convolved.
+        """
+        pieces = list(super().pieces(mel))
+        if len(pieces) > 1 and pieces[-1].shape[1] < CHUNK_FRAMES:
+            pieces[-2:] = [torch.cat(pieces[-2:], dim=1)]
+        return pieces
 
 
 class ChunkExtractor(FeatureExtractor):
-    """See :class:`FeatureExtractor`; recordings are cut where the encoder's attention does not reach."""
+    """See :class:`FeatureExtractor`."""
 
     clock_type = TokenClock
+    windows_type = ChunkWindows
+    placeholder_key = "{}_token_id"
     default_frame_rate = 1.0
 
-    def __init__(self, engine: LLMEngine, marks: Marks, media: MediaConfig) -> None:
-        super().__init__(engine, marks, media.audio_clamp)
+    def __init__(self, engine: LLMEngine, clamp: AudioClamp = "recording") -> None:
+        super().__init__(engine, clamp)
         sampling = self.sampling
         self._grid_s = sampling.temporal_patch_size / sampling.frames_per_second
         if not (self._grid_s * self.clock.positions_per_second).is_integer():
@@ -87,30 +103,6 @@ class ChunkExtractor(FeatureExtractor):
                 f"the checkpoint samples {sampling.frames_per_second:g} frames a second of videos, whose "
                 "positions would be fractions: set fps in video_preprocessor_config.json to 1 or 2"
             )
-
-    @staticmethod
-    def window_frames_of(audio_config: Any) -> int:
-        """Mel frames of a block of the encoder's attention."""
-        if 2 * audio_config.n_window != CHUNK_FRAMES:
-            raise CheckpointError(
-                f"config.json: the audio encoder's n_window is {audio_config.n_window}, not 50"
-            )
-        return int(audio_config.n_window_infer)
-
-    def windows(self, data: MultiModalKwargsItem) -> Iterator[Features]:
-        """Cut a recording; less than a chunk stays with the window before it.
-
-        Alone it would be padded otherwise before it is convolved.
-        """
-        pieces = list(data[FRAMES].data.split(self.window_frames, dim=1))
-        if len(pieces) > 1 and pieces[-1].shape[1] < CHUNK_FRAMES:
-            pieces[-2:] = [torch.cat(pieces[-2:], dim=1)]
-        for piece in pieces:
-            yield window_of(data, piece, audio_tokens(piece.shape[1]))
-
-    def settled(self, windows: Sequence[Features]) -> tuple[Features, ...]:
-        """The first windows of a recording, which further audio does not change, unless it is louder."""
-        return settled(windows, self.window_frames, audio_tokens)
 
     def _audio(self, samples: Samples, name: str) -> tuple[MultiModalKwargsItem, int]:
         # Not by vLLM's processor, which makes a frame more of a recording whose end is no whole frame.
@@ -127,7 +119,7 @@ class ChunkExtractor(FeatureExtractor):
         }
         inputs = {FRAMES: mel, LENGTH: length, MASK: torch.ones(1, mel.shape[1])}
         (item,) = MultiModalKwargsItems.from_hf_inputs(inputs, fields)["audio"]
-        return item, audio_tokens(mel.shape[1])
+        return item, self.windows.tokens(mel.shape[1])
 
     def _process(
         self, kind: MediaKind, item: Any, options: dict[str, Any], name: str
@@ -135,25 +127,5 @@ class ChunkExtractor(FeatureExtractor):
         data, tokens = super()._process(kind, item, options, name)
         if kind == "video":
             # The processor does not know at what rate the frames were sampled.
-            seconds = replace(data[SECONDS], data=torch.full_like(data[SECONDS].data, self._grid_s))
-            data = MultiModalKwargsItem({**data, SECONDS: seconds})
+            data = with_tensors(data, {SECONDS: torch.full_like(data[SECONDS].data, self._grid_s)})
         return data, tokens
-
-
-def marks_of(thinker_config: Any) -> Marks:
-    """The tokens that a checkpoint's ``thinker_config`` names."""
-    return Marks(
-        placeholders={
-            "audio": thinker_config.audio_token_id,
-            "image": thinker_config.image_token_id,
-            "video": thinker_config.video_token_id,
-        },
-        audio_begin=thinker_config.audio_start_token_id,
-        audio_end=thinker_config.audio_end_token_id,
-    )
-
-
-def media_rules(engine: LLMEngine, media: MediaConfig) -> QwenMedia:
-    """The rules of an engine's checkpoint."""
-    marks = marks_of(engine.model_config.hf_config.thinker_config)
-    return QwenMedia(ChunkExtractor(engine, marks, media), marks)

@@ -10,7 +10,7 @@ from typing import Any, Final, Self
 import torch
 
 from omnirelay.errors import InvalidRequestError
-from services.thinker.messages import TrackMessages
+from services.thinker.track import TrackWriter
 from shared.messages import ConditioningRows
 
 HEADER: Final = 3
@@ -53,7 +53,7 @@ class Roles:
         return found
 
 
-class ReplyTrackWriter(TrackMessages):
+class ReplyTrackWriter(TrackWriter):
     """One request's conditioning track.
 
     The talker's positions are: the users' turns; the header of the reply, pads, the begin of its text and
@@ -74,41 +74,28 @@ class ReplyTrackWriter(TrackMessages):
         opening: torch.Tensor,
         closing: torch.Tensor,
     ) -> None:
-        super().__init__(request_id)
         spoken_to = roles.spoken_to(prompt)
-        self.prompt_rows = len(spoken_to)
+        first_reply_row = len(spoken_to) + HEADER + PADS + 1
+        super().__init__(request_id, len(spoken_to), first_reply_row, opening, closing)
         self._reply_start = roles.reply_start(prompt)
         if not spoken_to:
             raise InvalidRequestError("the prompt has no turn of a user, so no reply can be spoken")
         self._spoken_to = torch.zeros(len(prompt), dtype=torch.bool)
         self._spoken_to[spoken_to] = True
-        self._opening, self._closing = opening, closing
-        self._first_reply_row = self.prompt_rows + HEADER + PADS + 1
-        self._placed = 0
-        self._next_position = self._largest_position = 0
         self._segment: tuple[int, int] | None = None
 
     def rows(self, start: int, rows: torch.Tensor, positions: torch.Tensor) -> ConditioningRows:
-        """The message for rows ``[m, width]`` from position ``start`` on, at M-RoPE ids ``[3, m]``."""
+        """See :meth:`TrackWriter.rows`."""
         stop = start + rows.shape[0]
         users = range(start, min(stop, self._reply_start))
         wanted = [at for at in users if self._spoken_to[at]]
         index = torch.tensor([at - start for at in wanted], dtype=torch.int64)
-        parts = [rows[index]]
-        ids = [self._as_if_alone(wanted, positions[:, index])]
         opened = self._reply_start + HEADER
-        parts.append(rows[max(self._reply_start - start, 0) : max(opened - start, 0)])
+        parts = [rows[index], rows[max(self._reply_start - start, 0) : max(opened - start, 0)]]
         if start < opened <= stop:
             parts.append(self._opening)
         parts.append(rows[max(opened - start, 0) :])
-        ids.append(self._run_on(sum(part.shape[0] for part in parts[1:])))
-        return self._message(torch.cat(parts), torch.cat(ids, dim=1), last=False)
-
-    def close(self) -> ConditioningRows:
-        """The last message; a reply of a single token has no row: the track ends as it is."""
-        has_reply = self._written > self._first_reply_row
-        rows = self._closing if has_reply else self._closing[:0]
-        return self._message(rows, self._run_on(rows.shape[0]), last=True)
+        return self._message(parts, self._as_if_alone(wanted, positions[:, index]))
 
     def _as_if_alone(self, wanted: Sequence[int], positions: torch.Tensor) -> torch.Tensor:
         """Position ids ``[3, m]`` of the users' turns, each moved to the end of the one before."""
@@ -123,16 +110,4 @@ class ReplyTrackWriter(TrackMessages):
             self._segment = at, shift
             self._next_position = int(moved[:, column].max()) + 1
             self._largest_position = max(self._largest_position, self._next_position - 1)
-        self._placed += len(wanted)
         return moved
-
-    def _run_on(self, count: int) -> torch.Tensor:
-        """Position ids ``[3, count]`` of what follows the users' turns."""
-        found = []
-        for _ in range(count):
-            if self._placed > self._first_reply_row:
-                self._next_position = max(self._next_position, self._largest_position + 1)
-            found.append(self._next_position)
-            self._next_position += 1
-            self._placed += 1
-        return torch.tensor(found, dtype=torch.int64).expand(3, count)

@@ -1,7 +1,6 @@
 """A decoder process, as the thinker sees it."""
 
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -12,6 +11,7 @@ import msgspec
 
 from omnirelay.errors import MessageError
 from services.thinker.media.decode.pipe import STARTS, Pipe
+from shared.ending import ending_of
 
 WORKER: Final = (sys.executable, "-m", "services.thinker.media.decode.worker")
 _START_S: Final = 60.0
@@ -51,12 +51,7 @@ class DecoderProcess:
     @property
     def ending(self) -> str:
         """How it ended, in words."""
-        status = self._process.poll()
-        if status is None:
-            return "still runs"
-        if status < 0:
-            return f"was killed by {signal.Signals(-status).name}"
-        return f"ended with exit status {status}"
+        return ending_of(self._process.poll())
 
     def wait_until_ready(self, limits: msgspec.Struct, *data: bytes) -> None:
         """Give it its limits and what follows them, and wait until it takes files.

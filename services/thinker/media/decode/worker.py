@@ -35,7 +35,7 @@ def decode(data: bytes, job: DecodeJob, limits: DecodeLimits) -> tuple[Pixels | 
         return frames, decode_sound_track(data, form, limits) if job.with_audio else None
     if job.with_audio:
         raise MediaError("there is no sound track in an animated picture; use_audio_in_video needs one")
-    return decode_animation(data, form, limits), None
+    return decode_animation(data, limits), None
 
 
 def serve(pipe: Pipe) -> None:

@@ -12,9 +12,8 @@ from av.stream import Disposition
 from av.video.stream import VideoStream
 
 from omnirelay.errors import MediaError
-from services.thinker.media.files.complete import check_complete, cut_short
 from services.thinker.media.files.formats import DEMUXERS, Format
-from services.thinker.media.files.mpeg_audio import declared_frames, is_frame
+from services.thinker.media.files.mpeg_audio import is_frame
 
 _Track = TypeVar("_Track", AudioStream, VideoStream)
 
@@ -35,6 +34,13 @@ _MISSING_S: Final = 1.0
 _MISSING_SHARE: Final = 0.05
 """A container may declare this much more than it holds: tracks end apart, a last frame is shown on."""
 _ROUNDING_S: Final = 1e-3
+_UNDECLARED: Final = ("mp3", "aac")
+"""FFmpeg guesses how long they are, mp3 files if their encoder left no note, and ADTS frames always."""
+
+
+def cut_short(what: str) -> MediaError:
+    """The refusal of a file that ends too early."""
+    return MediaError(f"the file is cut short: {what}; send it whole")
 
 
 @contextmanager
@@ -52,13 +58,11 @@ def reading() -> Iterator[None]:
 class MediaFile:
     """A file with tracks, which FFmpeg takes for ``form`` and nothing else; a context manager.
 
-    Raises MediaError if it is cut short, or FFmpeg cannot read its beginning.
+    Raises MediaError if FFmpeg cannot read its beginning.
     """
 
     def __init__(self, data: bytes, form: Format) -> None:
-        check_complete(form, data)
         self._form: Final = form
-        self._mp3_frames: Final = declared_frames(data) if form == "mp3" else None
         with reading():
             self._container: Final = av.open(
                 BytesIO(data),
@@ -88,10 +92,11 @@ class MediaFile:
 
     def declared_seconds(self, track: AudioStream | VideoStream) -> float | None:
         """How long a track is said to be, where that is written in the file and not FFmpeg's guess."""
-        if self._form in ("webm", "mp3", "aac"):
-            # Matroska has no lengths of tracks.  That of an mp3 file is guessed if its encoder left no note,
-            # and that of ADTS frames always.
-            return self._declared_length() if self._form == "webm" else None
+        if self._form in _UNDECLARED:
+            return None
+        if self._form == "webm":
+            # Matroska has no lengths of tracks.
+            return self._declared_length()
         if track.duration is None or track.time_base is None:
             return None
         return float(track.duration * track.time_base)
@@ -99,9 +104,9 @@ class MediaFile:
     def packets(self, track: AudioStream | VideoStream) -> "Iterator[Packet[Any]]":
         """The packets of a track, and one without data at the end; raises MediaError at a damaged file.
 
-        The other tracks are looked at too, so that a file that ends too early is noticed.
+        The other tracks are looked at too, so that a file that holds less than it declares is noticed.
         """
-        first, last, count = float("inf"), float("-inf"), 0
+        first, last = float("inf"), float("-inf")
         with reading():
             for packet in self._container.demux():
                 if packet.pts is not None and packet.time_base is not None:
@@ -113,9 +118,8 @@ class MediaFile:
                 # Between and behind the frames of mp3 files stand tags, lyrics and zeros.
                 filling = self._form == "mp3" and packet.size > 0 and not is_frame(bytes(packet))
                 if packet.stream_index == track.index and not filling:
-                    count += packet.size > 0
                     yield packet
-        self._check_length(max(0.0, last - first), count)
+        self._check_length(max(0.0, last - first))
 
     def frames(self, track: AudioStream | VideoStream) -> Iterator[Any]:
         """The decoded frames of a track; raises MediaError if the file is cut short or damaged."""
@@ -123,17 +127,12 @@ class MediaFile:
             with reading():
                 yield from packet.decode()
 
-    def _check_length(self, seconds: float, packets: int) -> None:
-        if self._form == "mp3" and packets < (self._mp3_frames or 0) - 1:
-            # Some encoders count their own frame too, which FFmpeg leaves out.
-            raise cut_short(f"of {self._mp3_frames} frames there are {packets}")
+    def _check_length(self, seconds: float) -> None:
+        if self._form in _UNDECLARED:
+            return
         declared = self._declared_length() or 0.0
-        missing = {
-            "flac": _ROUNDING_S,
-            "mp4": max(_MISSING_S, _MISSING_SHARE * declared),
-            "webm": max(_MISSING_S, _MISSING_SHARE * declared),
-        }.get(self._form)
-        if missing is not None and declared - seconds > missing:
+        missing = _ROUNDING_S if self._form == "flac" else max(_MISSING_S, _MISSING_SHARE * declared)
+        if declared - seconds > missing:
             raise cut_short(f"of {declared:,.2f} s there are {seconds:,.2f} s")
 
     def _declared_length(self) -> float | None:

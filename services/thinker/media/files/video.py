@@ -12,8 +12,7 @@ from av.video.stream import VideoStream
 from numpy.typing import NDArray
 
 from services.thinker.media.decoded import Pixels
-from services.thinker.media.files.complete import cut_short
-from services.thinker.media.files.container import MediaFile, reading
+from services.thinker.media.files.container import MediaFile, cut_short, reading
 from services.thinker.media.files.formats import Format
 from services.thinker.media.files.sampling import check_rate, fit_frames, sample_frames
 from services.thinker.media.limits import MAX_FRAME_RATE, DecodeLimits, check_seconds

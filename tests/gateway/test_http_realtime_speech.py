@@ -1,0 +1,219 @@
+"""What sessions hear and speak: G.711, faster or slower speech, and the words that are kept of it."""
+
+import base64
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
+
+from gateway.http.encoding import tempo
+from gateway.http.encoding.g711 import G711Decoder, G711Encoder, Law, to_codes
+from gateway.http.realtime.settings import Settings, refuse
+from gateway.http.realtime.speech import CHARACTER_MS, SentSpeech
+from omnirelay.errors import InvalidRequestError
+from shared.messages import SAMPLE_RATE
+from tests.gateway.bench import Patch
+from tests.gateway.http_bench import HttpBench, speaking
+from tests.gateway.realtime import (
+    CHUNKS,
+    SAID,
+    TONE,
+    add,
+    append,
+    ask,
+    begin,
+    commit,
+    error_of,
+    recording,
+    retrieve,
+    take,
+    truncate,
+    update,
+)
+
+SPOKEN = "one two three four five six"
+
+
+def said(events: list[Any]) -> bytes:
+    return b"".join(
+        base64.b64decode(each.delta) for each in events if each.type == "response.output_audio.delta"
+    )
+
+
+@pytest.mark.parametrize("law", ["pcmu", "pcma"])
+@pytest.mark.parametrize("beta", [False, True], ids=["api", "beta"])
+async def test_telephone_speech(web: HttpBench, c: Connection, law: Law, beta: bool) -> None:
+    async with speaking(web, SPOKEN, CHUNKS):
+        if beta:
+            name = {"pcmu": "g711_ulaw", "pcma": "g711_alaw"}[law]
+            session = (await update(c, input_audio_format=name, output_audio_format=name)).session
+        else:
+            form = {"format": {"type": f"audio/{law}"}}
+            session = (await update(c, audio={"input": form, "output": form})).session
+        assert session.audio.input.format.type == session.audio.output.format.type == f"audio/{law}"
+        codes = to_codes(np.frombuffer(TONE, "<i2")[::3], law)
+        await append(c, codes, piece=777)
+        await commit(c)
+        events = await ask(c)
+        encoder = G711Encoder(law)
+        pcm = (np.clip(SAID, -1, 1) * 32767).round().astype("<i2").tobytes()
+        assert said(events) == encoder.push(pcm) + encoder.finish()
+        assert events[-1].response.audio.output.format.type == f"audio/{law}"
+        [request] = web.stages.requests
+        assert recording(request.media[0]) == G711Decoder(law).push(codes)
+        # Its time is that of the speech, whatever its bytes are.
+        await truncate(c, events[-1].response.output[0].id, 1200)
+
+
+async def test_a_sound_has_the_sessions_format(web: HttpBench, c: Connection) -> None:
+    def item(codes: bytes) -> Any:
+        sound = {"type": "input_audio", "audio": base64.b64encode(codes).decode()}
+        return {"type": "message", "role": "user", "content": [sound]}
+
+    async with speaking(web, SPOKEN, CHUNKS):
+        await update(c, audio={"input": {"format": {"type": "audio/pcma"}}})
+        await add(c, item(bytes(range(256))))
+        await c.conversation.item.create(item=item(bytes(2**21 + 1)))
+        assert (await error_of(c)).param == "item.content[0].audio"
+        await ask(c)
+    assert recording(web.stages.requests[0].media[0]) == G711Decoder("pcma").push(bytes(range(256)))
+
+
+@pytest.mark.parametrize(
+    ("session", "param"),
+    [
+        ({"audio": {"output": {"format": {"type": "audio/opus"}}}}, "audio.output.format.type"),
+        (
+            {"audio": {"input": {"format": {"type": "audio/pcmu", "rate": 24000}}}},
+            "session.audio.input.format.rate",
+        ),
+        ({"audio": {"output": {"format": {"rate": 16000}}}}, "session.audio.output.format.rate"),
+        ({"input_audio_format": "g711"}, "input_audio_format"),
+        ({"audio": {"output": {"speed": 1.6}}}, "audio.output.speed"),
+        ({"audio": {"output": {"speed": 0.2}}}, "audio.output.speed"),
+    ],
+)
+def test_formats_that_are_refused(session: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as raised:
+        Settings().changed(session, "session", lambda _: None, refuse)
+    assert raised.value.param == param
+
+
+@pytest.mark.parametrize("speed", [0.5, 1.5])
+async def test_answers_are_cut_by_their_own_time(web: HttpBench, c: Connection, speed: float) -> None:
+    async with speaking(web, SPOKEN, CHUNKS):
+        assert (await update(c, audio={"output": {"speed": speed}})).session.audio.output.speed == speed
+        await add(c)
+        events = await ask(c)
+    assert np.frombuffer(said(events), "<i2").size == round(SAID.size / speed)
+    item = events[-1].response.output[0]
+    await truncate(c, item.id, int(500 * SAID.size / speed / 24_000))
+    assert (await retrieve(c, item.id)).content[0].transcript == "one two three"
+
+
+async def test_text_ahead_of_cancelled_speech_is_not_kept(web: HttpBench, c: Connection) -> None:
+    request = await begin(web, c)
+    await web.stages.text(request.request_id, 0, web.encode(" ".join([SPOKEN] * 5)), "stop")
+    await web.stages.audio(request.request_id, 0, SAID[:24_000].tobytes())
+    item_id = (await take(c, "response.output_audio.delta"))[-1].item_id
+    # Also ends the answer.
+    await truncate(c, item_id, 1000)
+    [content] = (await retrieve(c, item_id)).content
+    assert content.transcript == "one two three"
+
+
+async def test_speed_without_its_library_is_told(c: Connection, monkeypatch: Patch) -> None:
+    monkeypatch.setattr(tempo, "find_spec", lambda _: None)
+    updated = await update(c, audio={"output": {"speed": 1.5}})
+    assert [each["param"] for each in updated.warnings] == ["session.audio.output.speed"]
+    assert updated.session.audio.output.speed == 1
+
+
+TEXT = "one two three four"
+
+
+def sound(ms: int, loud: bool = True) -> bytes:
+    wave = np.sin(np.arange(ms * SAMPLE_RATE // 1000) / 20) * (8000 if loud else 30)
+    return wave.astype("<i2").tobytes()
+
+
+def speech(*pieces: bytes, complete: bool, speed: float = 1.0) -> SentSpeech:
+    sent = SentSpeech(speed)
+    for piece in pieces:
+        sent.push(piece)
+    sent.complete = complete
+    return sent
+
+
+@pytest.mark.parametrize(
+    ("ms", "heard"),
+    [
+        (0, ""),
+        (500, ""),
+        (640, "one"),
+        (1100, "one two"),
+        (1600, "one two three"),
+        (2000, TEXT),
+        (3000, TEXT),
+    ],
+)
+def test_silence_around_the_words_is_not_of_them(ms: int, heard: str) -> None:
+    """18 characters and a pause take 1.52 s: 80 ms each."""
+    sent = speech(sound(400, False), sound(1520), sound(1080, False), complete=True)
+    assert sent.cut(TEXT, ms) == heard
+    assert sent.ms == ms
+
+
+def test_text_ahead_of_the_speech_is_not_kept() -> None:
+    """Of a cancelled answer the text is there, and its speech is not."""
+    ten = " ".join(["words"] * 10)
+    sent = speech(sound(1000), complete=False)
+    # Six characters a word.
+    assert len(sent.cut(ten, 1000).split()) == round(1000 / (6 * CHARACTER_MS))
+    faster = speech(sound(1000), complete=False, speed=1.5)
+    assert len(faster.cut(ten, 1000).split()) == round(1500 / (6 * CHARACTER_MS))
+
+
+def test_an_answer_may_be_cut_twice() -> None:
+    sent = speech(sound(1520), complete=True)
+    once = sent.cut(TEXT, 1200)
+    assert once == "one two three"
+    assert sent.cut(once, 1200) == once
+    assert sent.cut(once, 350) == "one"
+
+
+def test_a_text_without_spaces_is_cut_between_its_characters() -> None:
+    sent = speech(sound(1000), complete=True)
+    assert sent.cut("今天天气很好", 500) == "今天天"
+
+
+@pytest.mark.parametrize("pcm", [b"", sound(5), sound(400, False), bytes(48_000)], ids=len)
+def test_speech_that_says_nothing(pcm: bytes) -> None:
+    sent = speech(pcm, complete=True)
+    assert sent.cut("", sent.ms) == ""
+    assert sent.cut(TEXT, 0) in ("", TEXT)
+
+
+@given(
+    text=st.text(max_size=80),
+    sizes=st.lists(st.integers(0, 4000), max_size=8),
+    share=st.floats(0, 1),
+    complete=st.booleans(),
+)
+@settings(max_examples=200, deadline=None)
+def test_what_is_kept_grows_with_time(text: str, sizes: list[int], share: float, complete: bool) -> None:
+    def kept(part: float, pieces: list[bytes]) -> str:
+        sent = speech(*pieces, complete=complete)
+        return sent.cut(text, int(part * sent.ms))
+
+    pcm = sound(1000)[: 2 * sum(sizes)]
+    borders = [0, *np.cumsum(sizes).tolist()]
+    pieces = [pcm[2 * a : 2 * b] for a, b in itertools.pairwise(borders)]
+    heard = kept(share, pieces)
+    assert text.startswith(heard)
+    assert heard == kept(share, [pcm])
+    assert kept(share / 2, pieces) == heard[: len(kept(share / 2, pieces))]

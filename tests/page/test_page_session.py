@@ -1,0 +1,167 @@
+"""Conversations with an open microphone that outlive their network, and their gateway, in a real Chromium."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
+from io import BytesIO
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+
+from services.thinker.media.decoded import Samples
+from shared.config import Config
+from shared.messages import ThinkRequest
+from tests.gateway.bench import make_config
+from tests.gateway.checkpoint_dir import make_checkpoint_dir
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
+from tests.gateway.test_turns import SENTENCES, said
+from tests.page.browser import Page, browser
+from tests.page.test_page import ANSWER, READY
+from tests.page.test_page_live import ANSWERED, LIVE, SPEECH, STATE, sentence
+from tests.support.proxy import Relay
+
+pytestmark = pytest.mark.page
+__all__ = ["sentence"]
+
+CUT_S = 10
+SPOKEN_S = 2.0
+"""The sentence with what turn detection leaves of the silence around it."""
+QUESTION = np.repeat(np.frombuffer(said(SENTENCES[0]), "<i2"), 2)
+SAMPLES = f"Number({ANSWER}?.dataset.samples ?? 0)"
+TURNS = """[...document.querySelectorAll('.turn')].map((turn) =>
+    [turn.classList[1], turn.querySelector('.words').textContent.trim()])"""
+RESUMED = 'omnirelay_realtime_resumes_total{outcome="taken_over"}'
+
+
+@pytest.fixture(scope="module")
+def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """What the microphone hears: a sentence, and nothing after it for as long as a test lasts."""
+    path = tmp_path_factory.mktemp("microphone") / "once.wav"
+    silence = np.zeros(48_000, np.int16)
+    soundfile.write(path, np.concatenate([silence, QUESTION, *[silence] * 90]), 48_000)
+    return path
+
+
+@asynccontextmanager
+async def behind_a_relay(folder: Path, microphone: Path) -> AsyncIterator[tuple[HttpBench, Page, Relay]]:
+    """A conversation whose connection can be cut."""
+    async with gateway_at(make(folder)) as b, browser(folder, microphone) as page:
+        assert b.config.gateway.http is not None
+        with Relay(b.config.gateway.http) as relay:
+            await begin(page, relay.address.replace("tcp:", "http:"))
+            yield b, page, relay
+
+
+def make(folder: Path, **gateway: Any) -> Config:
+    checkpoint = folder / "checkpoint"
+    if not checkpoint.exists():
+        make_checkpoint_dir(checkpoint)
+    return make_config(checkpoint, http_gateway(**gateway))
+
+
+@asynccontextmanager
+async def gateway_at(config: Config, speech: Samples = SPEECH) -> AsyncIterator[HttpBench]:
+    """A gateway that answers every question."""
+    pieces = np.split(speech, range(12_000, speech.size, 12_000))
+    async with http_bench(config) as b, speaking(b, ANSWERED, pieces, 0.4):
+        yield b
+
+
+async def begin(page: Page, url: str) -> None:
+    await page.open(url)
+    await page.until(READY)
+    await page.click("#live")
+    await page.until(f"{LIVE}.dataset.link === 'websocket'")
+
+
+def heard_in(request: ThinkRequest) -> float:
+    """The seconds of a question's recording."""
+    with soundfile.SoundFile(BytesIO(bytes(request.media[-1].data.view))) as recording:
+        return float(recording.frames / recording.samplerate)
+
+
+async def cut(relay: Relay) -> None:
+    """The network is gone for some time, without a word to either side."""
+    relay.refuses = True
+    await asyncio.to_thread(relay.cut)
+    await asyncio.sleep(CUT_S)
+    relay.refuses = False
+
+
+async def test_an_answer_outlives_the_network(once: Path, tmp_path: Path) -> None:
+    async with behind_a_relay(tmp_path, once) as (b, page, relay):
+        await page.until(f"{SAMPLES} > 0")
+        await cut(relay)
+        assert await page.js(SAMPLES) < SPEECH.size
+        await page.until(f"{ANSWER}.dataset.state === 'done'")
+        assert await page.js(SAMPLES) == SPEECH.size
+        assert await page.js(TURNS) == [["user", ANSWERED], ["assistant", ANSWERED]]
+        assert await b.metric(RESUMED) == 1
+
+
+async def test_a_question_outlives_the_network(once: Path, tmp_path: Path) -> None:
+    async with behind_a_relay(tmp_path, once) as (b, page, relay):
+        async with asyncio.timeout(30):
+            while await b.metric('omnirelay_realtime_turns_total{event="started"}') == 0:
+                await asyncio.sleep(0.02)
+        await cut(relay)
+        assert not b.stages.requests
+        await page.until(f"{SAMPLES} > 0")
+        assert heard_in(b.stages.requests[0]) == pytest.approx(SPOKEN_S, abs=0.3)
+        assert await b.metric(RESUMED) == 1
+
+
+@pytest.mark.parametrize("where", ["restarted", "another"])
+async def test_an_answer_is_asked_for_again_where_its_gateway_is_lost(
+    where: str, once: Path, tmp_path: Path
+) -> None:
+    configs = [make(tmp_path), make(tmp_path)]
+    urls = [(each.gateway.http or "").replace("tcp:", "http:") for each in configs]
+    if where == "another":
+        configs = [
+            each.model_copy(update={"gateway": each.gateway.model_copy(update={"http_gateways": urls})})
+            for each in configs
+        ]
+    async with browser(tmp_path, once) as page, AsyncExitStack() as second:
+        async with gateway_at(configs[0]):
+            if where == "another":
+                other = await second.enter_async_context(gateway_at(configs[1]))
+            await begin(page, urls[0])
+            await page.until(f"{SAMPLES} > 0")
+        if where == "restarted":
+            other = await second.enter_async_context(gateway_at(configs[0]))
+        await until(lambda: bool(other.stages.requests), "the question, again")
+        assert heard_in(other.stages.requests[0]) == pytest.approx(SPOKEN_S, abs=0.3)
+        await page.until(f"{ANSWER}.dataset.state === 'done'")
+        assert await page.js(SAMPLES) == SPEECH.size
+        assert await page.js(TURNS) == [["user", ANSWERED], ["assistant", ANSWERED]]
+
+
+async def test_a_conversation_goes_on_when_its_gateway_was_restarted(sentence: Path, tmp_path: Path) -> None:
+    config = make(tmp_path)
+    async with browser(tmp_path, sentence) as page:
+        async with gateway_at(config, SPEECH[:8000]) as b:
+            await begin(page, b.url)
+            await page.until(f"{ANSWER}?.dataset.state === 'done' && {TURNS}.length === 2")
+            await page.until(f"{TURNS}[0][1] === {ANSWERED!r}")
+        async with gateway_at(config, SPEECH[:8000]) as b:
+            await until(lambda: bool(b.stages.requests), "another question")
+            request = b.stages.requests[0]
+            words = b.process._prompts._tokenizer.decode(request.prompt_token_ids)
+            assert words.count(ANSWERED) == 2
+            assert len(request.media) == 1
+            await page.until(f"{TURNS}.length === 4")
+
+
+async def test_a_conversation_can_be_ended_while_there_is_no_gateway(once: Path, tmp_path: Path) -> None:
+    async with browser(tmp_path, once) as page:
+        async with gateway_at(make(tmp_path)) as b:
+            await begin(page, b.url)
+            await page.until(f"{SAMPLES} > 0")
+        await page.until(f"{STATE} === 'Connecting …'")
+        await page.click("#live-end")
+        await page.until("document.getElementById('live-panel').hidden")
