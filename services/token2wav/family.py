@@ -10,6 +10,7 @@ from torch import nn
 
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.synthesis import SynthesisChunk
+from shared.config import SynthesisConfig
 
 
 class Cost(NamedTuple):
@@ -61,5 +62,5 @@ class SynthesisFamily:
     model: type[nn.Module]  # A :class:`services.token2wav.model.SynthesisModel`
     config: Callable[[Any], Any]
     geometry: Callable[[Any], CodecGeometry]  # By the narrowed configuration
-    work: Callable[[Any, Budget], Work]  # By the narrowed configuration and the budget of a step
+    work: Callable[[Any, SynthesisConfig], Work]  # By the narrowed configuration and the stage's
     voices: Callable[[Path], Sequence[str]]  # Names, of the checkpoint in a directory

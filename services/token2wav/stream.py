@@ -23,7 +23,6 @@ class AudioStream:
         delivered: Sequence[int] = (),
     ) -> None:
         self._speech = speech
-        self._config = config
         self._repeats, self._groups = geometry.repeats, geometry.groups
         self._planner = ChunkPlanner(config, geometry, speech.chunk_frames, delivered, speech.streaming)
         self._codes: list[int] = []
@@ -69,7 +68,6 @@ class AudioStream:
             target_end=plan.target_end * self._repeats,
             seed=self._speech.seed,
             speaker=self._speech.speaker,
-            config=self._config,
             stream=self._state,
             is_last=plan.is_last,
             silent=plan.silent,

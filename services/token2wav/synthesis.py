@@ -8,11 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from omnirelay.errors import OmniRelayError
-from shared.config import SynthesisConfig
 
 CHUNK_KEY: Final = "synthesis_chunk"
-MAX_TIME_POINTS: Final = 257
-"""Of a solver; more than the steps of any chunk."""
 
 
 @dataclass(eq=False)
@@ -36,7 +33,6 @@ class SynthesisChunk:
     target_end: int  # Index in the stream after the target's last unit
     seed: int  # Of the stream's noise, unsigned 64-bit; equal for all chunks of a stream
     speaker: str
-    config: SynthesisConfig = field(default_factory=SynthesisConfig)  # How a solver is to go on
     stream: StreamState = field(default_factory=StreamState)  # What the chunk before left
     is_last: bool = False  # Whether the stream ends with this target
     silent: bool = False  # Whether it is wanted only for what it leaves: it is not made audio

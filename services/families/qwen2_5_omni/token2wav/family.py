@@ -27,6 +27,6 @@ TOKEN2WAV: Final = SynthesisFamily(
     model=Token2WavForSynthesis,
     config=token2wav_config,
     geometry=geometry,
-    work=lambda config, budget: SolverWork(geometry(config), budget),
+    work=lambda config, synthesis: SolverWork(geometry(config), synthesis),
     voices=lambda directory: list(load_speakers(directory)),
 )

@@ -17,7 +17,7 @@ from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesiz
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.model import SynthesisModel
-from services.token2wav.scheduler import budget_of, in_half, records
+from services.token2wav.scheduler import records, synthesis_of
 from shared.vllm.recorded import CudaGraphs
 
 
@@ -58,12 +58,13 @@ class Token2WavForSynthesis(SynthesisModel):
         check_speakers(speakers, dit_config, self.directory / SPEAKER_FILE)
         # On a GPU vLLM's choice is PyTorch's own.
         plain = vllm_projection if current_platform.is_cpu() else nn.Linear
-        projection = HalfLinear if in_half(vllm_config.additional_config) else plain
-        self.dit = DiffusionTransformer(dit_config, projection)
+        config = synthesis_of(vllm_config.additional_config)
+        projection = HalfLinear if config.precision == "bfloat16" else plain
+        self.dit = DiffusionTransformer(dit_config, config.guidance_scale, projection)
         record = CudaGraphs() if records(vllm_config.additional_config) else None
         self.vocoder = Vocoder(bigvgan_config, fused=record is not None).float()
-        work = SolverWork(geometry_of(dit_config, bigvgan_config), budget_of(vllm_config.additional_config))
-        conditioner = Conditioner(self.dit, speakers)
+        work = SolverWork(geometry_of(dit_config, bigvgan_config), config)
+        conditioner = Conditioner(self.dit, speakers, config)
         together = not current_platform.is_cpu()
         self.synthesize_with(
             SolverSynthesizer(

@@ -11,8 +11,9 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
 from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni.token2wav.vocoder import samples_per_frame
 from services.token2wav.chunks import CodecGeometry
-from services.token2wav.family import Budget, Cost
+from services.token2wav.family import Cost
 from services.token2wav.synthesis import SynthesisChunk
+from shared.config import SynthesisConfig
 
 
 def component_configs(config: object) -> tuple[Qwen2_5OmniDiTConfig, Qwen2_5OmniBigVGANConfig]:
@@ -49,25 +50,24 @@ class SolverWork:
     """
 
     geometry: CodecGeometry
-    budget: Budget
+    config: SynthesisConfig
+
+    @property
+    def steps(self) -> int:
+        """Solver steps of a chunk."""
+        return self.config.time_points - 1
 
     def advances(self, chunk: SynthesisChunk) -> int:
         """Its solver steps, the last of which makes audio, and further pieces of audio."""
-        return steps_of(chunk) - 1 + self.pieces(chunk)
+        return self.steps - 1 + self.pieces(chunk)
 
     def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
         """The whole window for a solver step, and a piece of the target for audio."""
-        steps = steps_of(chunk)
-        solved = self.geometry.window_frames(chunk.codes) if done < steps else 0
-        if done < steps - 1 or chunk.silent:
+        solved = self.geometry.window_frames(chunk.codes) if done < self.steps else 0
+        if done < self.steps - 1 or chunk.silent:
             return Cost(solved, 0)
         return Cost(solved, -(-chunk.target_frames // self.pieces(chunk)))
 
     def pieces(self, chunk: SynthesisChunk) -> int:
         """In how many pieces a chunk becomes audio."""
-        return 1 if chunk.silent else -(-chunk.target_frames // self.budget.vocoder)
-
-
-def steps_of(chunk: SynthesisChunk) -> int:
-    """Number of solver steps."""
-    return chunk.config.time_points - 1
+        return 1 if chunk.silent else -(-chunk.target_frames // self.config.max_vocoder_frames)

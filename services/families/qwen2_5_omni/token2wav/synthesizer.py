@@ -10,7 +10,7 @@ import torch
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, SolverBatch, SolverState
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
 from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, steps_of
+from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.token2wav.synthesis import SynthesisChunk
 from shared.vllm.recorded import Record, Recorded
@@ -63,11 +63,10 @@ class SolverSynthesizer:
 
     def advance(self, states: Sequence[SolverState], advances: Sequence[range]) -> None:
         """Take one step after the other, each of all chunks that still have one to take."""
-        steps = []
+        steps, last = [], self._work.steps - 1
         for state, taken in zip(states, advances, strict=True):
-            count = steps_of(state.chunk)
-            steps.append([(state, step) for step in taken if step < count])
-            state.due_pieces += [step - (count - 1) for step in taken if step >= count - 1]
+            steps.append([(state, step) for step in taken if step <= last])
+            state.due_pieces += [step - last for step in taken if step >= last]
         batch: SolverBatch | None = None
         size = 0
         for offset in range(max(map(len, steps), default=0)):

@@ -24,6 +24,6 @@ TOKEN2WAV: Final = SynthesisFamily(
     model=Code2WavForSynthesis,
     config=code2wav_config,
     geometry=geometry_of,
-    work=lambda config, budget: PieceWork(geometry_of(config), budget),
+    work=lambda config, synthesis: PieceWork(geometry_of(config), synthesis),
     voices=voices,
 )

@@ -13,7 +13,7 @@ from services.families.qwen3_omni.code2wav.vocoder import StreamedCode2Wav
 from services.families.qwen3_omni.codec import frame_samples, trimmed_samples
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.model import SynthesisModel
-from services.token2wav.scheduler import budget_of
+from services.token2wav.scheduler import synthesis_of
 
 WHOLE = "code2wav"
 """Where the nominal configuration of the engine, which vLLM reads, keeps the real one."""
@@ -46,5 +46,5 @@ class Code2WavForSynthesis(SynthesisModel):
         if not isinstance(getattr(config, WHOLE, None), Qwen3OmniMoeCode2WavConfig):
             raise CheckpointError(f"expected a code2wav configuration, got {type(config).__name__}")
         self.vocoder = StreamedCode2Wav(getattr(config, WHOLE)).float()
-        work = PieceWork(geometry_of(config), budget_of(vllm_config.additional_config))
+        work = PieceWork(geometry_of(config), synthesis_of(vllm_config.additional_config))
         self.synthesize_with(PieceSynthesizer(self.vocoder, work, not current_platform.is_cpu()))

@@ -9,8 +9,9 @@ import torch
 from services.families.qwen3_omni.code2wav.vocoder import Stream, StreamedCode2Wav
 from services.families.qwen3_omni.codec import UNIT_SAMPLES
 from services.token2wav.chunks import CodecGeometry
-from services.token2wav.family import Budget, Cost
+from services.token2wav.family import Cost
 from services.token2wav.synthesis import SynthesisChunk
+from shared.config import SynthesisConfig
 
 
 @dataclass(frozen=True)
@@ -18,11 +19,11 @@ class PieceWork:
     """See :class:`services.token2wav.family.Work`: an advance of a chunk makes a piece of it audio."""
 
     geometry: CodecGeometry
-    budget: Budget
+    config: SynthesisConfig
 
     def advances(self, chunk: SynthesisChunk) -> int:
         """As many pieces as the budget of a step asks for, of at least a frame."""
-        return -(-chunk.target_frames // max(1, self.budget.vocoder // self._units))
+        return -(-chunk.target_frames // max(1, self.config.max_vocoder_frames // self._units))
 
     def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
         """How long the next piece lasts."""
