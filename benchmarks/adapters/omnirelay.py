@@ -29,7 +29,7 @@ from ops.addresses import HTTP_PORTS_APART
 from ops.launcher import Stack, running
 from ops.omni.stack import merged
 from services.families.known import family_of
-from services.families.sizes import DTYPE_BYTES, dtype_of
+from services.families.memory import DTYPE_BYTES, dtype_of
 from shared.checkpoints import read_config
 from shared.config import Config
 from shared.engine_defaults import CPU_BLOCK_SIZE

@@ -20,11 +20,10 @@ from benchmarks.gpu.results import PartResult, Settings
 from benchmarks.measure.results import Cell, Table
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, HalfLinear, Projection
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of
-from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer, SolverWork, geometry_of
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.chunks import SynthesisChunk
 from shared.config import Precision, SynthesisConfig
 from shared.vllm.precision import set_float32_precision
 from shared.vllm.recorded import CudaGraphs

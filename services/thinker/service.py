@@ -22,18 +22,15 @@ from omnirelay.errors import (
     RepeatedMessageError,
     UnknownSpeakerError,
 )
-from services.thinker.blocks import salted
-from services.thinker.engine import build_thinker, speech_writer
+from services.thinker.engine import build_thinker, salted, speech_writer, text_params
 from services.thinker.family import ThinkerFamily
-from services.thinker.grammars.compiler import Grammars
+from services.thinker.grammars import Grammars
 from services.thinker.media.preparer import EARLY_RETRY_MS, MediaPreparer
 from services.thinker.media.rules import check_encodable, check_placeholders
 from services.thinker.resume import Progress
-from services.thinker.rows import RowSender
-from services.thinker.sampling import text_params
 from services.thinker.scheduler import EARLY_PRIORITY, ThinkerScheduler
 from services.thinker.text_sender import Generation, TextSender
-from services.thinker.track import TrackWriter
+from services.thinker.track import RowSender, TrackWriter
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
     FinishReason,

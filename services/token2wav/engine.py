@@ -10,12 +10,12 @@ from typing import Any, cast
 import torch
 from vllm import PoolingParams
 from vllm.inputs import TokensPrompt
-from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import PoolingRequestOutput
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import OmniRelayError
+from services.token2wav.chunks import CHUNK_KEY, StreamState, SynthesisChunk
 from services.token2wav.family import SynthesisFamily
 from services.token2wav.scheduler import (
     PLAYBACK_MARGIN_KEY,
@@ -23,12 +23,11 @@ from services.token2wav.scheduler import (
     SYNTHESIS_KEY,
     SynthesisScheduler,
 )
-from services.token2wav.synthesis import CHUNK_KEY, StreamState, SynthesisChunk
 from shared.config import EngineConfig, SynthesisConfig, Token2WavConfig
 from shared.engine_defaults import batch_size
 from shared.vllm.first_steps import first_steps
 from shared.vllm.model_time import watch_model
-from shared.vllm.platform import build_engine
+from shared.vllm.platform import build_engine, register_model
 from shared.vllm.precision import set_float32_precision
 
 logger = logging.getLogger(__name__)
@@ -49,7 +48,7 @@ def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavC
     synthesis, batch = config.synthesis, batch_size(config.engine, current_platform.is_cpu())
     if current_platform.is_cpu():
         synthesis = synthesis.model_copy(update={"precision": "exact"})
-    ModelRegistry.register_model(family.architecture, family.model)
+    architecture = register_model(family.model)
     engine = build_engine(
         "token2wav",
         model_dir,
@@ -63,7 +62,7 @@ def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavC
         ),
         log_stats=config.http is not None,
         runner="pooling",
-        hf_overrides=lambda whole: _nominal(family, whole, synthesis.time_points),
+        hf_overrides=lambda whole: _nominal(family, whole, architecture, synthesis.time_points),
         scheduler_cls=SynthesisScheduler,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
@@ -78,7 +77,7 @@ def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavC
     return SynthesisEngine(engine, family, synthesis)
 
 
-def _nominal(family: SynthesisFamily, whole: Any, time_points: int) -> Any:
+def _nominal(family: SynthesisFamily, whole: Any, architecture: str, time_points: int) -> Any:
     """Narrow a checkpoint's configuration to token2wav's, with what vLLM wants to know of a language model.
 
     vLLM calls it on its own result again, and on an empty configuration to see what it does; what is
@@ -87,7 +86,7 @@ def _nominal(family: SynthesisFamily, whole: Any, time_points: int) -> Any:
     narrowed = family.config(whole)
     if narrowed is None:
         return whole
-    narrowed.architectures = [family.architecture]
+    narrowed.architectures = [architecture]
     narrowed.vocab_size = _NOMINAL_VOCABULARY
     narrowed.hidden_size = _NOMINAL_HIDDEN_SIZE
     narrowed.num_attention_heads = 1

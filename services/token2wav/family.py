@@ -8,8 +8,7 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from services.token2wav.chunks import CodecGeometry
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.chunks import CodecGeometry, SynthesisChunk
 from shared.config import SynthesisConfig
 
 
@@ -58,7 +57,6 @@ class SynthesisFamily:
     family's.  vLLM calls it on its own result again, and on an empty configuration.
     """
 
-    architecture: str  # The name by which vLLM finds the model
     model: type[nn.Module]  # A :class:`services.token2wav.model.SynthesisModel`
     config: Callable[[Any], Any]
     geometry: Callable[[Any], CodecGeometry]  # By the narrowed configuration

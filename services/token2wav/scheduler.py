@@ -13,8 +13,8 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
+from services.token2wav.chunks import CHUNK_KEY, SynthesisChunk
 from services.token2wav.family import Budget, Work
-from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk
 from shared.config import SynthesisConfig
 from shared.playback import has_slack
 from shared.vllm.scheduling import StageScheduler

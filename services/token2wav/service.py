@@ -19,11 +19,10 @@ from omnirelay.errors import (
     StateTransitionError,
     UnknownSpeakerError,
 )
+from services.token2wav.chunks import AudioStream, SynthesisChunk
 from services.token2wav.engine import build_token2wav
 from services.token2wav.family import SynthesisFamily
 from services.token2wav.pace import Pace
-from services.token2wav.stream import AudioStream
-from services.token2wav.synthesis import SynthesisChunk
 from shared.config import Token2WavConfig
 from shared.engine_defaults import batch_size
 from shared.messages import (

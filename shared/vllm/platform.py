@@ -4,7 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import nn
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.engine.llm_engine import LLMEngine
@@ -51,6 +53,18 @@ def require_quantization(stage: StageName, model: Path, config: EngineConfig) ->
             "weights of FP8 cannot be computed here: vLLM's CPU build needs a processor with AMX for them; "
             "take a checkpoint of plain weights, or of four bits (AWQ, GPTQ)"
         )
+
+
+def architecture_of(model: str) -> str:
+    """The name by which vLLM knows a model of ours, by that of its class."""
+    return f"OmniRelay{model}"
+
+
+def register_model(model: type[nn.Module]) -> str:
+    """Let vLLM find a model in this process; gives its architecture."""
+    architecture = architecture_of(model.__name__)
+    ModelRegistry.register_model(architecture, model)
+    return architecture
 
 
 def worker_base() -> type[Any]:

@@ -26,9 +26,9 @@ from checkpoint.config import model_config
 from checkpoint.shape import RELEASED_3B, CheckpointShape
 from omnirelay.errors import OmniRelayError
 from ops.doctor.limits import check_cache
-from services.families import sizes
+from services.families import memory as sizes
 from services.families.known import family_of
-from services.families.sizes import Model
+from services.families.memory import Model
 from shared.config import Config
 from shared.model_files import Weights
 

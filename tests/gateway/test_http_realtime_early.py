@@ -19,7 +19,7 @@ from gateway.http.realtime.input import early
 from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
-from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.families import QWEN2_5_OMNI
 from shared.messages import StageLoad
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until

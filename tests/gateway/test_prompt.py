@@ -20,7 +20,7 @@ from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Te
 from omnirelay.errors import CheckpointError, InvalidRequestError
 from shared.checkpoints import resolve_model
 from shared.config import Config
-from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.families import QWEN2_5_OMNI
 from shared.tokenizer import load_tokenizer
 from tests.gateway.bench import Patch
 from tests.gateway.checkpoint_dir import SPECIAL, TEMPLATE, write

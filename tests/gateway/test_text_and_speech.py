@@ -12,7 +12,7 @@ from omnirelay.cli.status import describe
 from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from ops.doctor import machine, network
 from shared.config import Config
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from tests.gateway.bench import Bench, Configure, bench, fails
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking

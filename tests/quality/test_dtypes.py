@@ -15,7 +15,7 @@ from benchmarks.quality.answers import SpokenReply, ask_all
 from benchmarks.quality.requests import Asked, held_out_requests
 from labs.training.measure.recognizer import word_errors
 from services.families.qwen2_5_omni.token2wav.dit import HalfLinear
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.chunks import SynthesisChunk
 from tests.support.quantised import quantise
 from tests.support.restarting import RestartingStack
 from tests.token2wav.test_t2w_sound import CODES

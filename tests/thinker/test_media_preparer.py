@@ -16,7 +16,7 @@ import pytest
 from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
 from services.families.qwen_media.features import FeatureExtractor
 from services.families.qwen_media.media import QwenMedia
-from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.preparer import MediaPreparer, Outcome
 from shared.config import MediaConfig
 from shared.messages import ThinkRequest

@@ -13,11 +13,9 @@ from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig, Qwen2_5O
 
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
 from services.families.qwen2_5_omni.token2wav.noise import initial_noise
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork
-from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer, SolverWork
+from services.token2wav.chunks import AudioStream, SynthesisChunk
 from services.token2wav.engine import SynthesisEngine
-from services.token2wav.stream import AudioStream
-from services.token2wav.synthesis import SynthesisChunk
 from shared.config import Precision, SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.messages import Sampling, SpeechSettings
 

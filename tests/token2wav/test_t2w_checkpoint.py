@@ -7,8 +7,7 @@ from vllm.config import set_current_vllm_config
 
 from omnirelay.errors import CheckpointError, InvalidRequestError
 from services.families.qwen2_5_omni.token2wav.conditioning import check_speakers
-from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV, geometry
-from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
+from services.families.qwen2_5_omni.token2wav.model import TOKEN2WAV, Token2WavForSynthesis, geometry
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.engine import build_token2wav

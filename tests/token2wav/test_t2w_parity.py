@@ -8,10 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from services.families.qwen2_5_omni.token2wav.carry import StreamPast, past_of
+from services.families.qwen2_5_omni.token2wav.conditioning import StreamPast, past_of
 from services.families.qwen2_5_omni.token2wav.vocoder import samples_per_frame
-from services.token2wav.stream import AudioStream
-from services.token2wav.synthesis import StreamState
+from services.token2wav.chunks import AudioStream, StreamState
 from shared.config import SynthesisConfig
 from tests.token2wav.support import play, run_all, solving, spoken, stream_of
 

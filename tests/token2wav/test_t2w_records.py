@@ -13,8 +13,8 @@ from services.families.qwen2_5_omni.token2wav import dit
 from services.families.qwen2_5_omni.token2wav.blocks import filled_size
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.families.qwen2_5_omni.token2wav.vocoder import AntiAliasedActivation
+from services.token2wav.chunks import StreamState
 from services.token2wav.engine import SynthesisEngine
-from services.token2wav.synthesis import StreamState
 from shared.vllm.recorded import Recorded, Tensors, _like, _tensors
 from tests.support import steps
 from tests.token2wav.support import play, pooler_of, solving, stream_of

@@ -24,7 +24,7 @@ from gateway.http.realtime.turns.listener import VoicePool
 from omnirelay.content import TextPart, parts_of
 from omnirelay.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from tests.fuzz.intake import CONFIG, INTERNAL, context, data_of
 from tests.fuzz.streams import at_once, cut
 
