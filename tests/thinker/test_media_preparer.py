@@ -14,8 +14,7 @@ import psutil
 import pytest
 
 from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
-from services.families.qwen_media.features import FeatureExtractor
-from services.families.qwen_media.media import QwenMedia
+from services.families.qwen_media.media import FeatureExtractor
 from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.preparer import MediaPreparer, Outcome
 from shared.config import MediaConfig
@@ -40,7 +39,7 @@ def request_of(name: str, conversation: Conversation, processor: Processor, **op
 def preparer_of(rig: ThinkerRig, **limits: Any) -> Iterator[MediaPreparer]:
     """A preparer of its own, with the rig's engine to make features."""
     config = MediaConfig(**limits)
-    rules = QwenMedia(FeatureExtractor(rig.engine))
+    rules = FeatureExtractor(rig.engine)
     preparer = MediaPreparer(rules, config, rig.service.limits.max_positions)
     try:
         yield preparer

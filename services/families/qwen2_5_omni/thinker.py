@@ -18,8 +18,7 @@ from vllm.multimodal.inputs import MultiModalFeatureSpec
 from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni import CODEC_RATE, is_of_another
 from services.families.qwen2_5_omni.voices import load_speakers
-from services.families.qwen_media.features import FeatureExtractor
-from services.families.qwen_media.media import QwenMedia
+from services.families.qwen_media.media import FeatureExtractor
 from services.families.qwen_media.spans import Clock, engine_positions
 from services.thinker.family import Embed, ThinkerFamily
 from services.thinker.speaking import SpeakingModel
@@ -159,5 +158,5 @@ THINKER: Final = ThinkerFamily(
     end_tokens=end_token_ids,
     speech=read_speech,
     rows_per_s=CODEC_RATE,
-    media=lambda engine, media: QwenMedia(FeatureExtractor(engine, media.audio_clamp)),
+    media=lambda engine, media: FeatureExtractor(engine, media.audio_clamp),
 )

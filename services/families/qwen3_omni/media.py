@@ -14,7 +14,7 @@ from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, 
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import CheckpointError, MediaError
-from services.families.qwen_media.features import FRAMES, LENGTH, FeatureExtractor, Windows, with_tensors
+from services.families.qwen_media.media import FRAMES, LENGTH, FeatureExtractor, Windows, with_tensors
 from services.families.qwen_media.spans import SECONDS, Clock, Grid, Run, text_positions
 from services.thinker.media.decoded import Samples
 from services.thinker.media.rules import Positions

@@ -27,7 +27,6 @@ from vllm.sequence import IntermediateTensors
 from omnirelay.errors import CheckpointError, InvalidRequestError
 from services.families.qwen3_omni import PROJECTIONS, is_of_another
 from services.families.qwen3_omni.media import ChunkExtractor, TokenClock
-from services.families.qwen_media.media import QwenMedia
 from services.families.qwen_media.spans import engine_positions
 from services.thinker.family import Embed, ThinkerFamily
 from services.thinker.speaking import SpeakingModel
@@ -321,5 +320,5 @@ THINKER: Final = ThinkerFamily(
     end_tokens=end_token_ids,
     speech=ReplySpeech,
     rows_per_s=12.5,
-    media=lambda engine, media: QwenMedia(ChunkExtractor(engine, media.audio_clamp)),
+    media=lambda engine, media: ChunkExtractor(engine, media.audio_clamp),
 )
