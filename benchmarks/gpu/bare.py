@@ -25,7 +25,7 @@ from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import SynthesisChunk
 from shared.config import Precision, SynthesisConfig
-from shared.vllm.precision import set_float32_precision
+from shared.vllm.platform import set_float32_precision
 from shared.vllm.recorded import CudaGraphs
 
 CODES: Final = 50

@@ -19,9 +19,8 @@ import yaml
 from ops.addresses import MODULES
 from ops.child import STOP_S, Child
 from ops.cluster import keys, plan
-from ops.cluster.gateway import GatewayReport, ask
 from ops.cluster.keys import KeyFiles
-from ops.cluster.members import Placed, Report, State
+from ops.cluster.members import GatewayReport, Placed, Report, State, ask
 from ops.cluster.plan import CONTROLLER, NAMESPACE, Kind
 from ops.console import console
 from shared.config import ENV_PREFIX, Config, GatewayAddresses, load_config

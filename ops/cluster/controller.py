@@ -13,9 +13,8 @@ import yaml
 from ops.cluster import plan
 from ops.cluster.actors import Launch, ProcessActor, actors, answer, essential
 from ops.cluster.autoscaling import Autoscaler, Bounds, StackSample
-from ops.cluster.gateway import GatewayReport
 from ops.cluster.keys import KeyFiles, keys_for
-from ops.cluster.members import Member, Placed, member, sample_of
+from ops.cluster.members import GatewayReport, Member, Placed, member, sample_of
 from ops.cluster.plan import NAMESPACE, Kind
 from ops.console import announce
 from shared.config import Config

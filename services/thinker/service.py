@@ -42,7 +42,7 @@ from shared.messages import (
     ThinkerInput,
     ThinkRequest,
 )
-from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.metrics import counter
 from shared.playback import PlaybackClock
 from shared.stage.service import Failures

@@ -27,8 +27,7 @@ from shared.config import EngineConfig, SynthesisConfig, Token2WavConfig
 from shared.engine_defaults import batch_size
 from shared.vllm.first_steps import first_steps
 from shared.vllm.model_time import watch_model
-from shared.vllm.platform import build_engine, register_model
-from shared.vllm.precision import set_float32_precision
+from shared.vllm.platform import build_engine, register_model, set_float32_precision
 
 logger = logging.getLogger(__name__)
 

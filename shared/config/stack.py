@@ -12,7 +12,7 @@ from shared.config.stages import StageConfig, StagesConfig
 from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
 from shared.log import LogFormat
 from shared.messages import STAGES, StageName
-from shared.messages.bounds import DEFAULT_WINDOW_BYTES
+from shared.messages.payloads import DEFAULT_WINDOW_BYTES
 
 DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/speaking")
 """The small trained checkpoint that is served when no model is set."""

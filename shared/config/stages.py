@@ -6,7 +6,7 @@ from pydantic import Field
 
 from shared.config.values import Bytes, DeviceList, InboxAddress, ReachableAddress, Section, TcpAddress
 from shared.messages import MAX_REPLICAS
-from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES
 
 Precision: TypeAlias = Literal["exact", "fast", "bfloat16"]
 """Of float32 on a GPU: as written, as TF32, or with a solver's products in bfloat16."""

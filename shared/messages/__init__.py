@@ -42,13 +42,14 @@ from shared.messages.control import (
     Closing,
     ControlToGateway,
     ControlToStage,
+    Credit,
     Farewell,
     Heartbeat,
+    Mark,
     Peers,
     control_identity,
     gateway_of,
 )
-from shared.messages.credits import Credit, Mark
 from shared.messages.events import (
     AudioChunk,
     CodecDelta,

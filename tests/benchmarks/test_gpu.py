@@ -17,8 +17,7 @@ from benchmarks.adapters.omnirelay import configuration
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import kill, parity, rehearsal
 from benchmarks.gpu.part import PARTS
-from benchmarks.gpu.results import FinishedPart, PartResult, Settings
-from benchmarks.gpu.sampling import Sampler
+from benchmarks.gpu.results import FinishedPart, PartResult, Sampler, Settings
 from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.results import Table
 from checkpoint import BENCH, SMALL, TINY

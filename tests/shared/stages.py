@@ -25,7 +25,7 @@ from shared.messages import (
     TextDelta,
     Token2WavInput,
 )
-from shared.messages.bounds import DEFAULT_WINDOW_BYTES
+from shared.messages.payloads import DEFAULT_WINDOW_BYTES
 from shared.stage.gateways import GatewayLink, GatewayQueues
 from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.loop import StageLoop

@@ -11,8 +11,7 @@ from prometheus_client.registry import Collector
 
 from omnirelay.errors import InvalidRequestError, OmniRelayError, UnknownSpeakerError
 from shared.messages import Closing, Heartbeat
-from shared.stage.endpoint import HttpEndpoint
-from shared.stage.health import StageHealth
+from shared.stage.endpoint import HttpEndpoint, StageHealth
 from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.metrics import StageMetrics
 from shared.transport.control import ControlClient

@@ -12,8 +12,8 @@ import yaml
 from omnirelay.cli.main import build_parser, main
 from omnirelay.errors import ConfigError
 from ops.cluster import keys, plan
-from ops.cluster.arguments import replicas
-from ops.cluster.gateway import read_underruns
+from ops.cluster.members import read_underruns
+from ops.commands import replicas
 from shared.config import Config, GatewayAddresses, load_config
 from shared.transport.keys import load_keys
 from tests.support.children import Child

@@ -1,4 +1,7 @@
-"""Weights of the thinker and the talker: random, but replies are legible and end by themselves.
+"""Random weights whose outputs are about as large as their inputs, and as natural as they can be.
+
+Replies of the thinker and the talker are legible and end by themselves; spectrogram and waveform have the
+size of those of real speech.
 
 Some dimensions of the residual stream are kept free of noise: no layer writes them, only embeddings and
 biases do.  After the last norm they still tell what was put there, so that a head's row can read them:
@@ -10,14 +13,62 @@ biases do.  After the last norm they still tell what was put there, so that a he
 How readily sentences end is measured: a run over random prompts says which weight gives the odds wanted.
 """
 
+import math
+import zlib
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import nn
+from torch.nn import functional
 
-from checkpoint.initialize import fill
-from checkpoint.shape import SpecialIds
+from checkpoint.config import MEL_BINS
+from checkpoint.shape import CheckpointShape, SpecialIds
+
+_BIAS = 0.05
+_NORM_SPREAD = 0.1
+
+
+def generator_for(seed: int, part: str) -> torch.Generator:
+    """Return a generator of its own for one part, so that no part's shape changes another's weights."""
+    return torch.Generator().manual_seed(zlib.crc32(f"{seed}/{part}".encode()))
+
+
+@torch.no_grad()
+def fill(module: nn.Module, generator: torch.Generator) -> None:
+    """Draw every parameter of ``module`` anew; buffers stay as they are.
+
+    Matrices keep the size of a signal (variance 1 / inputs), embeddings have unit variance, and norms and
+    biases are off their neutral values, so that a server that forgets to load one gives other results.
+    """
+    for layer in module.modules():
+        fill_layer(layer, generator)
+
+
+@torch.no_grad()
+def fill_layer(layer: nn.Module, generator: torch.Generator) -> None:
+    """Draw the parameters of one layer alone, without those of its children."""
+    for name, parameter in layer.named_parameters(recurse=False):
+        parameter.normal_(generator=generator)
+        if isinstance(layer, nn.Embedding):
+            continue
+        if name == "weight" and parameter.dim() > 1:
+            parameter.div_(math.sqrt(_inputs(layer, parameter)))
+        elif name == "weight":
+            parameter.mul_(_NORM_SPREAD).add_(1.0)
+        elif parameter.dim() == 3 and not isinstance(layer, nn.modules.conv._ConvNd):
+            # The matrices of experts, side by side.
+            parameter.div_(math.sqrt(parameter.shape[2]))
+        else:
+            parameter.mul_(_BIAS)
+
+
+def _inputs(layer: nn.Module, weight: torch.Tensor) -> float:
+    """Return how many inputs one output of the layer adds up."""
+    if isinstance(layer, nn.ConvTranspose1d):
+        return weight.shape[0] * weight.shape[2] / layer.stride[0]
+    return weight.numel() / weight.shape[0]
+
 
 CONSTANT, MARK, TEXT_PAD = -1, -2, -3
 _RESERVED = [CONSTANT, MARK, TEXT_PAD]
@@ -153,3 +204,60 @@ def _follow(model: Any, prompt: torch.Tensor, answer: Callable[[torch.Tensor], t
 def parameters_of(module: nn.Module) -> int:
     """Return the number of parameters of a module."""
     return sum(parameter.numel() for parameter in module.parameters())
+
+
+# Logarithmic mel values of speech lie about here.
+_MEL_MEAN, _MEL_DEVIATION = -4.0, 1.5
+_CODE_GAIN = 2.0
+_MODULATION_GAIN = 3.0
+_VELOCITY_GAIN = 2.5
+_LOUDNESS = 0.1
+_MEASURED_CODES = 96
+_SMOOTHING_FRAMES = 9
+
+
+@torch.no_grad()
+def fill_token2wav(token2wav: Any, voice: dict[str, Any], generator: torch.Generator) -> None:
+    """Fill a ``Qwen2_5OmniToken2WavModel`` so that ``voice`` speaks at an RMS of about 0.1."""
+    fill(token2wav, generator)
+    dit, vocoder = token2wav.code2wav_dit_model, token2wav.code2wav_bigvgan_model
+    # The codes must count for more than the noise that the solver starts from.
+    dit.text_embed.codec_embed.weight *= _CODE_GAIN
+    for modulation in (*(block.attn_norm for block in dit.transformer_blocks), dit.norm_out):
+        modulation.linear.weight *= _MODULATION_GAIN
+    dit.proj_out.weight *= _VELOCITY_GAIN
+    dit.proj_out.bias += _MEL_MEAN
+    # A kernel that adds up to zero lets no constant offset through.
+    vocoder.conv_post.weight -= vocoder.conv_post.weight.mean(-1, keepdim=True)
+    _set_loudness(token2wav, voice, generator)
+
+
+def _set_loudness(token2wav: Any, voice: dict[str, Any], generator: torch.Generator) -> None:
+    """Scale the vocoder's last convolution, which is linear, by one measured run."""
+    last = token2wav.code2wav_bigvgan_model.conv_post.weight
+    codes = token2wav.code2wav_dit_model.config.num_embeds
+    # Quiet enough for the measured run not to be clipped.
+    last *= 1e-3
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(generator.initial_seed())
+        wave = token2wav(
+            torch.randint(codes, (1, _MEASURED_CODES), generator=generator),
+            conditioning=voice["cond"],
+            reference_mel=voice["ref_mel"],
+        )
+    last *= _LOUDNESS / wave.square().mean().sqrt()
+
+
+def make_voice(shape: CheckpointShape, bos_token: int, generator: torch.Generator) -> dict[str, Any]:
+    """Return one entry of ``spk_dict.pt``.
+
+    ``cond`` is float32 ``[1, enc_emb_dim]``, ``ref_mel`` float32 ``[1, reference_frames, 80]``,
+    ``bos_token`` the text id that starts this voice's speech.
+    """
+    frames = torch.randn(1, MEL_BINS, shape.reference_frames + _SMOOTHING_FRAMES - 1, generator=generator)
+    smooth = functional.avg_pool1d(frames, _SMOOTHING_FRAMES, stride=1) * _SMOOTHING_FRAMES**0.5
+    return {
+        "cond": torch.randn(1, shape.dit["enc_emb_dim"], generator=generator),
+        "ref_mel": (_MEL_MEAN + _MEL_DEVIATION * smooth).transpose(1, 2).contiguous(),
+        "bos_token": bos_token,
+    }
