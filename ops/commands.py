@@ -7,9 +7,8 @@ from pathlib import Path
 
 from omnirelay.cli.main import Commands
 from omnirelay.cli.target import add_options
-from ops.cluster.plan import KINDS, Kind
 from shared.config.gateway import MAX_GATEWAYS
-from shared.messages import MAX_REPLICAS, STAGES
+from shared.messages import MAX_REPLICAS, ROLES, STAGES, Role
 
 
 def loaded(module: str, function: str = "run") -> Callable[[argparse.Namespace], int]:
@@ -184,14 +183,14 @@ def _add_cluster(commands: "Commands[argparse.ArgumentParser]") -> None:
         )
 
 
-def replicas(text: str) -> tuple[Kind, int]:
+def replicas(text: str) -> tuple[Role, int]:
     """Read ``STAGE=N`` or ``gateway=N``.
 
     Raises:
         argparse.ArgumentTypeError: It is something else, or a number that there cannot be.
     """
     name, _, number = text.partition("=")
-    kind = next((kind for kind in KINDS if kind == name), None)
+    kind = next((kind for kind in ROLES if kind == name), None)
     most = MAX_GATEWAYS if kind == "gateway" else MAX_REPLICAS
     if kind is None or not number.isdecimal() or not 1 <= int(number) <= most:
         raise argparse.ArgumentTypeError(

@@ -20,7 +20,7 @@ from benchmarks.gpu.results import PartResult, Settings
 from benchmarks.measure.results import Cell, Table
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, HalfLinear, Projection
-from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer, SolverWork, geometry_of
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer, SolverWork
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import SynthesisChunk
@@ -116,7 +116,7 @@ def synthesizer_of(
         parameters = {name: own[name] for name, _ in module.named_parameters()}
         module.load_state_dict(parameters, strict=False)
         module.eval().to(device)
-    work = SolverWork(geometry_of(config.dit_config, config.bigvgan_config), defaults)
+    work = SolverWork.of(config, defaults)
     # As the stage does: docs/gpu.md.
     record = CudaGraphs() if device.type == "cuda" else None
     conditioner = Conditioner(dit, load_speakers(model), defaults)

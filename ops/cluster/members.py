@@ -10,10 +10,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from omnirelay import StatusReport
 from omnirelay.errors import GatewayUnreachableError, MessageError
 from ops.cluster.autoscaling import StageSample
-from ops.cluster.plan import Kind
 from ops.target import probe_target
 from shared.config import Config
-from shared.messages import StageName
+from shared.messages import Role, StageName
 
 State = Literal["waiting", "running", "stopping"]
 """Of a process: not started for want of a gateway, running, being ended."""
@@ -52,7 +51,7 @@ class Placed:
     """
 
     name: str
-    kind: Kind
+    kind: Role
     node: str
     host: str
     report: Report
@@ -73,7 +72,7 @@ class Member:
     """
 
     name: str
-    kind: Kind
+    kind: Role
     draining: bool
     placed: Placed | None
     ready: bool
@@ -81,7 +80,7 @@ class Member:
 
 
 def member(
-    name: str, kind: Kind, draining: bool, placed: Placed | None, statuses: Mapping[str, StatusReport]
+    name: str, kind: Role, draining: bool, placed: Placed | None, statuses: Mapping[str, StatusReport]
 ) -> Member:
     """Join what is known of a process.
 

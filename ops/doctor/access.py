@@ -13,7 +13,8 @@ from omnirelay.errors import ConfigError
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.config import Config, TlsConfig
 from shared.config.values import is_local
-from shared.transport.keys import ROLES, load_keys, secret_file
+from shared.messages import ROLES
+from shared.transport.keys import load_keys, secret_file
 
 CLIENTS, KEYS, TLS = "clients", "api-keys", "tls"
 

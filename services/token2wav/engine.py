@@ -61,7 +61,7 @@ def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavC
         ),
         log_stats=config.http is not None,
         runner="pooling",
-        hf_overrides=lambda whole: _nominal(family, whole, architecture, synthesis.time_points),
+        hf_overrides=lambda whole: _nominal(family, whole, architecture, synthesis),
         scheduler_cls=SynthesisScheduler,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
@@ -76,7 +76,7 @@ def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavC
     return SynthesisEngine(engine, family, synthesis)
 
 
-def _nominal(family: SynthesisFamily, whole: Any, architecture: str, time_points: int) -> Any:
+def _nominal(family: SynthesisFamily, whole: Any, architecture: str, synthesis: SynthesisConfig) -> Any:
     """Narrow a checkpoint's configuration to token2wav's, with what vLLM wants to know of a language model.
 
     vLLM calls it on its own result again, and on an empty configuration to see what it does; what is
@@ -91,7 +91,8 @@ def _nominal(family: SynthesisFamily, whole: Any, architecture: str, time_points
     narrowed.num_attention_heads = 1
     narrowed.num_hidden_layers = 1
     # As many tokens as a chunk can have: solver steps, and pieces of audio.
-    narrowed.max_position_embeddings = time_points + family.geometry(narrowed).max_frames
+    most_frames = family.work(narrowed, synthesis).geometry.max_frames
+    narrowed.max_position_embeddings = synthesis.time_points + most_frames
     return narrowed
 
 
@@ -114,9 +115,9 @@ class SynthesisEngine:
         self._engine = engine
         self._in_flight: dict[str, tuple[str, StreamState]] = {}
         config = engine.model_config.hf_config
-        self.geometry = family.geometry(config)
         self.model_time = watch_model(engine)
         self._work = family.work(config, synthesis)
+        self.geometry = self._work.geometry
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         self.scheduler: SynthesisScheduler = engine.engine_core.engine_core.scheduler
         self.scheduler.work = self._work

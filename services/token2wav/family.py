@@ -26,6 +26,10 @@ Budget = Cost
 class Work(Protocol):
     """What chunks take, known without the model: the scheduler asks it."""
 
+    @property
+    def geometry(self) -> CodecGeometry:
+        """How codec frames, units, blocks and samples relate."""
+
     def advances(self, chunk: SynthesisChunk) -> int:
         """How often a chunk has to be advanced until it is audio, at most the engine's positions."""
 
@@ -59,6 +63,5 @@ class SynthesisFamily:
 
     model: type[nn.Module]  # A :class:`services.token2wav.model.SynthesisModel`
     config: Callable[[Any], Any]
-    geometry: Callable[[Any], CodecGeometry]  # By the narrowed configuration
     work: Callable[[Any, SynthesisConfig], Work]  # By the narrowed configuration and the stage's
     voices: Callable[[Path], Sequence[str]]  # Names, of the checkpoint in a directory

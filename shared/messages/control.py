@@ -1,12 +1,12 @@
 """Control sockets: who is there, with what, what is dropped, and how far senders have come."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from omnirelay.status import StageLimits, StageLoad
-from omnirelay.values import AddressText, Count, Name, PositiveCount, RequestId, StageName
+from omnirelay.values import STAGES, AddressText, Count, Name, PositiveCount, RequestId, StageName
 
 Sender = Annotated[
     str, Meta(max_length=140, pattern=r"^(gateway|thinker|talker|token2wav)\.[A-Za-z0-9_-]{1,128}\Z")
@@ -41,6 +41,9 @@ class Credit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     position: Position
 
 
+Role = Literal["gateway", "thinker", "talker", "token2wav"]
+"""What a process of the stack is."""
+ROLES: Final[tuple[Role, ...]] = ("gateway", *STAGES)
 HEARTBEAT_SUFFIX: Final = ".heartbeat"
 """On the control socket the heartbeats of a replica go by its identity with this behind."""
 MAX_REPLICAS: Final = 256

@@ -5,7 +5,7 @@ import errno
 import socket
 import threading
 from collections.abc import Callable
-from typing import Final, Protocol, Self
+from typing import Any, Final, Self
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.applications import Starlette
@@ -16,17 +16,8 @@ from starlette.routing import Route
 from omnirelay.errors import ConfigError
 from shared.exposition import metrics_response
 from shared.http.server import BoundedServer, WatchersPlaces
-from shared.messages import Heartbeat
+from shared.stage.loop import StageLoop
 from shared.transport.sockets import address_in_use
-
-
-class Reporter(Protocol):
-    """Whoever knows what the loop said last."""
-
-    @property
-    def report(self) -> Heartbeat | None:
-        """The loop's last report, with the time since then; None before the first."""
-        ...
 
 
 class StageHealth:
@@ -38,12 +29,12 @@ class StageHealth:
 
     def __init__(self, step_timeout_s: float) -> None:
         self._step_timeout_s = step_timeout_s
-        self._reporter: Reporter | None = None
+        self._loop: StageLoop[Any] | None = None
         self._ended = False
 
-    def loaded(self, reporter: Reporter) -> None:
+    def loaded(self, loop: StageLoop[Any]) -> None:
         """The engine is loaded; what the loop reports is there."""
-        self._reporter = reporter
+        self._loop = loop
 
     def ended(self) -> None:
         """The loop has ended."""
@@ -53,7 +44,7 @@ class StageHealth:
         """Why the process is not live; None while it loads and while its loop runs."""
         if self._ended:
             return "the stage's loop has ended"
-        report = self._reporter.report if self._reporter is not None else None
+        report = self._loop.report if self._loop is not None else None
         if report is not None and report.busy_s > self._step_timeout_s:
             return (
                 f"the stage's loop has been in one step for {report.busy_s:.0f} s, "
@@ -63,11 +54,11 @@ class StageHealth:
 
     def why_not_ready(self) -> str | None:
         """Why the stage takes no requests now; None if it does."""
-        if self._reporter is None:
+        if self._loop is None:
             return "the model is being loaded"
-        if self._reporter.report is None:
+        if self._loop.report is None:
             return "the stage's loop has not begun"
-        if self._reporter.report.draining:
+        if self._loop.report.draining:
             return "the stage was told to stop"
         return self.why_not_live()
 

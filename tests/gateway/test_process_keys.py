@@ -18,6 +18,7 @@ from omnirelay.cli.main import main
 from ops.launcher import Stack, running
 from shared.config import Config, load_config
 from shared.messages import (
+    ROLES,
     STAGES,
     AbortDone,
     AudioChunk,
@@ -37,7 +38,7 @@ from shared.messages import (
 from shared.messages.payloads import Blob
 from shared.transport.control import ControlClient
 from shared.transport.curve import open_context
-from shared.transport.keys import ROLES, load_keys, make_keys, secret_file
+from shared.transport.keys import load_keys, make_keys, secret_file
 from shared.transport.sockets import connect
 from shared.transport.wire import encode
 from tests.gateway.bench import Log, Output, Patch

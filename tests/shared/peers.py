@@ -6,10 +6,10 @@ from typing import Any
 
 import zmq
 
-from shared.messages import StageEvent, TextDelta
+from shared.messages import Role, StageEvent, TextDelta
 from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.transport.curve import ConnectionGuard, StackContext
-from shared.transport.keys import Keys, Role, load_keys
+from shared.transport.keys import Keys, load_keys
 from shared.transport.queues import PullQueue, PushQueue
 from tests.shared.support import ANY_PORT, endpoint, sending
 

@@ -9,7 +9,8 @@ import zmq
 import zmq.auth
 
 from omnirelay.errors import ConfigError, OutputError
-from shared.transport.keys import ROLES, load_keys, make_keys, public_file, secret_file
+from shared.messages import ROLES
+from shared.transport.keys import load_keys, make_keys, public_file, secret_file
 
 
 @pytest.fixture

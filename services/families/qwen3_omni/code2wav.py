@@ -152,7 +152,6 @@ def code2wav_config(config: Any) -> Any:
 TOKEN2WAV: Final = SynthesisFamily(
     model=Code2WavForSynthesis,
     config=code2wav_config,
-    geometry=geometry_of,
     work=lambda config, synthesis: PieceWork(geometry_of(config), synthesis),
     voices=voices,
 )

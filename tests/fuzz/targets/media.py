@@ -37,10 +37,10 @@ from services.thinker.media.pipe import (
     Ready,
     Refused,
 )
-from shared.messages import MEDIA_KINDS, MediaKind, TraceParent
+from shared.messages import MEDIA_KINDS, ROLES, MediaKind, Role, TraceParent
 from shared.tracing.otel import Tracer
 from shared.transport.curve import WELCOME, ConnectionGuard
-from shared.transport.keys import ROLES, Keys, Role
+from shared.transport.keys import Keys
 from tests.support.decoding import nbytes
 
 MAX_BYTES: Final = 1500

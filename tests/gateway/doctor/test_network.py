@@ -15,8 +15,8 @@ from ops.addresses import addresses
 from ops.doctor import access, network
 from ops.doctor.finding import Finding
 from shared.config import Config
-from shared.messages import STAGES
-from shared.transport.keys import ROLES, make_keys, public_file, secret_file
+from shared.messages import ROLES, STAGES
+from shared.transport.keys import make_keys, public_file, secret_file
 from tests.gateway.bench import Configure, Patch, bench, make_config
 from tests.gateway.doctor.model_files import levels, only
 from tests.support.ports import free_ports

@@ -17,11 +17,9 @@ from services.families.qwen2_5_omni.token2wav.synthesizer import (
     SolverSynthesizer,
     SolverWork,
     component_configs,
-    geometry_of,
 )
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
-from services.token2wav.chunks import CodecGeometry
 from services.token2wav.family import SynthesisFamily
 from services.token2wav.model import SynthesisModel
 from services.token2wav.scheduler import records, synthesis_of
@@ -70,7 +68,7 @@ class Token2WavForSynthesis(SynthesisModel):
         self.dit = DiffusionTransformer(dit_config, config.guidance_scale, projection)
         record = CudaGraphs() if records(vllm_config.additional_config) else None
         self.vocoder = Vocoder(bigvgan_config, fused=record is not None).float()
-        work = SolverWork(geometry_of(dit_config, bigvgan_config), config)
+        work = SolverWork.of(vllm_config.model_config.hf_config, config)
         conditioner = Conditioner(self.dit, speakers, config)
         together = not current_platform.is_cpu()
         self.synthesize_with(
@@ -91,15 +89,9 @@ def token2wav_config(config: Any) -> Any:
     return narrowed if isinstance(narrowed, Qwen2_5OmniToken2WavConfig) else None
 
 
-def geometry(config: Any) -> CodecGeometry:
-    """How codec ids, mel frames, attention blocks and samples relate."""
-    return geometry_of(*component_configs(config))
-
-
 TOKEN2WAV: Final = SynthesisFamily(
     model=Token2WavForSynthesis,
     config=token2wav_config,
-    geometry=geometry,
-    work=lambda config, synthesis: SolverWork(geometry(config), synthesis),
+    work=SolverWork.of,
     voices=lambda directory: list(load_speakers(directory)),
 )

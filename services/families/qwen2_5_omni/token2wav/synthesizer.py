@@ -4,7 +4,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import torch
 from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
@@ -38,18 +38,6 @@ def component_configs(config: object) -> tuple[Qwen2_5OmniDiTConfig, Qwen2_5Omni
     return dit, bigvgan
 
 
-def geometry_of(config: Qwen2_5OmniDiTConfig, vocoder: Qwen2_5OmniBigVGANConfig) -> CodecGeometry:
-    """How codec ids, mel frames, attention blocks and samples relate."""
-    return CodecGeometry(
-        block_size=config.block_size,
-        repeats=config.repeats,
-        max_frames=config.max_position_embeddings,
-        unit_samples=samples_per_frame(vocoder),
-        # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
-        ids=config.num_embeds + 1,
-    )
-
-
 @dataclass(frozen=True)
 class SolverWork:
     """See :class:`services.token2wav.family.Work`.
@@ -59,6 +47,20 @@ class SolverWork:
 
     geometry: CodecGeometry
     config: SynthesisConfig
+
+    @classmethod
+    def of(cls, config: object, synthesis: SynthesisConfig) -> Self:
+        """That of a checkpoint's token2wav; raises CheckpointError if its parts do not fit each other."""
+        dit, vocoder = component_configs(config)
+        geometry = CodecGeometry(
+            block_size=dit.block_size,
+            repeats=dit.repeats,
+            max_frames=dit.max_position_embeddings,
+            unit_samples=samples_per_frame(vocoder),
+            # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
+            ids=dit.num_embeds + 1,
+        )
+        return cls(geometry, synthesis)
 
     @property
     def steps(self) -> int:
