@@ -211,9 +211,8 @@ def _follow_schema(engine: LLMEngine, end_tokens: list[int], prompt: TokensInput
         grammars.submit(request)
         if not select.select([wake_fd], [], [], _COMPILED_S)[0]:
             raise StageStartError(f"no grammar was compiled within {_COMPILED_S:g} s")
-        for _, problem in grammars.take():
-            if problem is not None:
-                raise problem
+        for _, compiled in grammars.take():
+            compiled.result()
         grammar = grammars.begin(request.request_id, [])
         grammars.attach(_submit(engine, end_tokens, request.request_id, prompt, _FOLLOWING), grammar)
         _run(engine)

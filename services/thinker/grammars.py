@@ -3,11 +3,7 @@
 import hashlib
 import json
 import logging
-import os
 import sys
-import threading
-from collections import deque
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
 import xgrammar
@@ -21,6 +17,7 @@ from vllm.v1.structured_output.backend_xgrammar import (
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from omnirelay.errors import InvalidRequestError, MessageError, StageFailedError
+from services.thinker.background import Background
 from services.thinker.grammar_worker import ANSWERS, CompileJob, CompileLimits, Rejected
 from services.thinker.media.decoder import DecoderProcess
 from shared.messages import ThinkRequest
@@ -37,14 +34,17 @@ Result = xgrammar.CompiledGrammar | str
 """A grammar, or why a schema has none."""
 
 
-class Grammars:
+class Grammars(Background[None]):
     """The grammars of requests, compiled one at a time by a child process, and kept by schema and salt.
 
-    The child is started with the first schema.  ``wake_fd``, an eventfd, is written to when there is
-    something to :meth:`take`.
+    The child is started with the first schema.
     """
 
+    problem = "the JSON schema cannot be compiled: unexpected error"
+    failure = InvalidRequestError
+
     def __init__(self, engine: LLMEngine, end_tokens: list[int], wake_fd: int) -> None:
+        super().__init__("grammars", 1, wake_fd)
         core = engine.engine_core.engine_core
         self._scheduler = core.scheduler
         self._tokenizer = core.structured_output_manager.tokenizer
@@ -54,50 +54,14 @@ class Grammars:
             engine.vllm_config.scheduler_config.max_num_seqs, self._vocabulary
         )
         self._end_tokens = end_tokens
-        self._wake_fd = wake_fd
-        self._thread = ThreadPoolExecutor(1, "grammars")
         self._cache: LRUCache[str, Result] = LRUCache(CACHE_BYTES, getsizeof=_size)
         self._info: xgrammar.TokenizerInfo
         self._child: DecoderProcess | None = None
-        self._lock = threading.Lock()
-        self._closed = False
-        self._waiting: dict[str, ThinkRequest] = {}
-        self._outcomes: deque[tuple[str, Result]] = deque()
         self._ready: dict[str, xgrammar.CompiledGrammar] = {}
 
-    @property
-    def has_outcomes(self) -> bool:
-        """There is something to take."""
-        return bool(self._outcomes)
-
-    @property
-    def waiting(self) -> list[str]:
-        """The requests whose grammars are not there."""
-        return list(self._waiting)
-
-    def submit(self, request: ThinkRequest) -> None:
-        """Begin with a request's schema."""
-        self._waiting[request.request_id] = request
-        self._thread.submit(self._work, request)
-
-    def take(self) -> list[tuple[ThinkRequest, InvalidRequestError | None]]:
-        """The requests whose schemas were compiled since the last call, or cannot be."""
-        taken: list[tuple[ThinkRequest, InvalidRequestError | None]] = []
-        while self._outcomes:
-            request_id, result = self._outcomes.popleft()
-            request = self._waiting.pop(request_id, None)
-            if request is None:
-                continue
-            if isinstance(result, str):
-                taken.append((request, InvalidRequestError(f"the JSON schema cannot be compiled: {result}")))
-            else:
-                self._ready[request_id] = result
-                taken.append((request, None))
-        return taken
-
     def release(self, request_id: str) -> None:
-        """Let go of a request."""
-        self._waiting.pop(request_id, None)
+        """Let go of a request, and of its grammar."""
+        super().release(request_id)
         self._ready.pop(request_id, None)
 
     def begin(self, request_id: str, drawn: list[int]) -> XgrammarGrammar:
@@ -118,34 +82,27 @@ class Grammars:
 
     def close(self) -> None:
         """End the child; nothing is taken any more."""
-        with self._lock:
-            self._closed = True
-            if self._child is not None:
-                self._child.kill()
-        self._thread.shutdown(wait=True, cancel_futures=True)
+        super().close()
         if self._child is not None:
             self._child.end()
 
-    def _work(self, request: ThinkRequest) -> None:
-        """The body of the thread for one request; whatever happens, there is an outcome."""
-        if request.request_id not in self._waiting:
-            return
+    def interrupt(self) -> None:
+        """End what is compiled."""
+        if (child := self._child) is not None:
+            child.kill()
+
+    def work(self, request: ThinkRequest) -> None:
+        """Compile a request's schema; InvalidRequestError if that cannot be."""
         schema = request.sampling.json_schema or ""
         digest = hashlib.sha256(f"{request.cache_salt or ''} {schema}".encode()).hexdigest()
         result = self._cache.get(digest)
-        try:
-            if result is None:
-                result = self._compile(schema)
-                if _size(result) <= self._cache.maxsize:
-                    self._cache[digest] = result
-        except Exception as error:
-            # Without an outcome the request would wait for its deadline.
-            log.exception("a schema could not be compiled")
-            result = f"unexpected error: {error!r}"
-        with self._lock:
-            if not self._closed:
-                self._outcomes.append((request.request_id, result))
-                os.eventfd_write(self._wake_fd, 1)
+        if result is None:
+            result = self._compile(schema)
+            if _size(result) <= self._cache.maxsize:
+                self._cache[digest] = result
+        if isinstance(result, str):
+            raise InvalidRequestError(f"the JSON schema cannot be compiled: {result}")
+        self._ready[request.request_id] = result
 
     def _compile(self, schema: str) -> Result:
         try:

@@ -214,16 +214,15 @@ class ThinkerService(GeneratingService[ThinkerInput]):
 
     def _begin_prepared(self, failures: Failures) -> None:
         """Give the engine the requests whose grammars and media are ready."""
-        for compiled, problem in self._grammars.take():
-            with failures.only(compiled.request_id):
-                if problem is not None:
-                    raise problem
-                self._prepare(compiled)
-        for outcome in self._preparer.take():
-            with failures.only(outcome.request.request_id):
-                prompt = outcome.prompt
+        for request, compiled in self._grammars.take():
+            with failures.only(request.request_id):
+                compiled.result()
+                self._prepare(request)
+        for request, prepared in self._preparer.take():
+            with failures.only(request.request_id):
+                prompt = prepared.result()
                 check_encodable(prompt, self._scheduler.max_num_encoder_input_tokens)
-                self._begin(outcome.request, prompt)
+                self._begin(request, prompt)
 
     def _begin(self, message: ThinkRequest, prompt: TokensInput | MultiModalInput) -> None:
         """Give a request to the engine, and tell the talker of it."""
