@@ -18,7 +18,7 @@ from shared.messages import STAGES, Role, StageName
 MAX_SOCKET_PATH: Final = 107
 """The kernel's limit for a Unix socket."""
 ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
-MODULES: Final[dict[Role, str]] = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
+MODULES: Final[dict[Role, str]] = {"gateway": "gateway", **{stage: f"services.{stage}" for stage in STAGES}}
 """What each process runs, ``python -m MODULE``."""
 HTTP_PORTS_APART: Final = 10
 """Distance of a replica's HTTP port from the one before."""

@@ -28,7 +28,9 @@ def run(arguments: argparse.Namespace) -> int:
         OmniRelayError: No stack of this machine's ``omnirelay up`` serves, or it ended meanwhile.
     """
     config = load_config(arguments.config, os.environ | overrides(arguments))
-    kinds = [*config.served_stages, "gateway"] if arguments.process == "all" else [arguments.process]
+    kinds: list[Role] = [*config.served_stages, "gateway"]
+    if arguments.process != "all":
+        kinds = [arguments.process]
     asyncio.run(_restart(config, kinds))
     return 0
 

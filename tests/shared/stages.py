@@ -60,6 +60,7 @@ class EchoService(StageService[CodecTokens | SynthesisStart]):
 
     name: StageName = STAGE
     limits = StageLimits(max_positions=77, speakers=["Chelsie"])
+    model_time: ModelTime
 
     def __init__(self) -> None:
         self.traces = StageTraces(STAGE)
