@@ -22,7 +22,7 @@ from omnirelay.errors import (
     StageStartError,
 )
 from omnirelay.tasks import first_of
-from ops.addresses import MODULES, own_addresses, require_free, variables
+from ops.addresses import MODULES, require_free, variables
 from ops.child import STOP_S, Child, last_words
 from ops.console import announce, console
 from ops.target import probe_target
@@ -210,13 +210,10 @@ class Stack:
 
     def _own(self, role: Role, number: int) -> dict[str, str]:
         """Return the environment of a further process of a role: it needs addresses of its own."""
-        if role != "gateway":
-            return variables(f"stages.{role}", own_addresses(self._config, role, number))
-        gateway = self._config.gateway
-        origins = json.dumps(gateway.page_origins)
-        return variables(
-            "gateway", gateway.own_addresses(number) | {"replicas": "1", "http_gateways": origins}
-        )
+        own = self._config.process(role).own_addresses(number)
+        if role == "gateway":
+            own |= {"replicas": "1", "http_gateways": json.dumps(self._config.gateway.page_origins)}
+        return variables(role, own)
 
     async def _ask(self) -> dict[str, StatusReport | None]:
         """Ask our own gateways for their status; None if one does not answer, or another program does."""

@@ -181,7 +181,7 @@ def stage_addresses(config: Config, stage: StageName, host: str, http_port: int)
     if http is not None:
         # Prometheus on another machine may read it only where the configuration says so.
         http = at_host(http, "127.0.0.1" if is_local(http) else host, http_port)
-    return variables(f"stages.{stage}", {"inbox": tcp_address(host, "*"), "http": http})
+    return variables(stage, {"inbox": tcp_address(host, "*"), "http": http})
 
 
 def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:
