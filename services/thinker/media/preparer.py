@@ -7,7 +7,7 @@ import threading
 from collections import Counter as CounterOf
 from collections.abc import Callable, Iterator
 from time import perf_counter
-from typing import Final, Literal
+from typing import Final
 
 from cachetools import LRUCache
 from prometheus_client import Counter, Histogram
@@ -26,8 +26,7 @@ from services.thinker.media.rules import MediaRules, PreparedItem
 from shared.config import MediaConfig
 from shared.messages import MEDIA_KINDS, MediaItem, MediaKind, StageName, ThinkRequest
 
-ItemOutcome = Literal["decoded", "cached", "failed"]
-OUTCOMES: Final[tuple[ItemOutcome, ...]] = ("decoded", "cached", "failed")
+OUTCOMES: Final = ("decoded", "cached", "failed")
 SECONDS_BUCKETS: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
 _STAGE: Final[StageName] = "thinker"
 
@@ -36,47 +35,39 @@ class MediaMetrics:
     """Counts items and times their preparation; for any number of threads."""
 
     def __init__(self) -> None:
-        self._items = Counter(
+        items = Counter(
             "omnirelay_media_items_total",
             "Media items by `kind` and `outcome`.",
             ["stage", "kind", "outcome"],
             registry=None,
         )
-        self._decode_seconds = Histogram(
+        decode_seconds = Histogram(
             "omnirelay_media_decode_seconds",
             "Time to decode a file of a `kind`, failures included.",
             ["stage", "kind"],
             registry=None,
             buckets=SECONDS_BUCKETS,
         )
-        self._prepare_seconds = Histogram(
+        prepare_seconds = Histogram(
             "omnirelay_media_prepare_seconds",
             "Time from a request with media until its prompt was laid out, waits included.",
             ["stage"],
             registry=None,
             buckets=SECONDS_BUCKETS,
         )
-        for kind in MEDIA_KINDS:
-            self.decoding(kind)
-            for outcome in OUTCOMES:
-                self.items(kind, outcome)
-        self.preparing()
-
-    def items(self, kind: MediaKind, outcome: ItemOutcome) -> Counter:
-        """The counter of items that ended so."""
-        return self._items.labels(_STAGE, kind, outcome)
-
-    def decoding(self, kind: MediaKind) -> Histogram:
-        """The seconds of a decoder."""
-        return self._decode_seconds.labels(_STAGE, kind)
-
-    def preparing(self) -> Histogram:
-        """The seconds of a whole request."""
-        return self._prepare_seconds.labels(_STAGE)
+        self._all = items, decode_seconds, prepare_seconds
+        # Made at once, so that all are told from the start.
+        self.items = {
+            (kind, outcome): items.labels(_STAGE, kind, outcome)
+            for kind in MEDIA_KINDS
+            for outcome in OUTCOMES
+        }
+        self.decoding = {kind: decode_seconds.labels(_STAGE, kind) for kind in MEDIA_KINDS}
+        self.preparing = prepare_seconds.labels(_STAGE)
 
     def collect(self) -> Iterator[Metric]:
         """All of it, ready to be scraped."""
-        for metric in (self._items, self._decode_seconds, self._prepare_seconds):
+        for metric in self._all:
             yield from metric.collect()
 
 
@@ -138,7 +129,7 @@ class MediaPreparer(Background[MultiModalInput]):
             return self._lay_out(request)
         finally:
             if (since := self._waiting.get(request.request_id)) is not None:
-                self.metrics.preparing().observe(perf_counter() - since)
+                self.metrics.preparing.observe(perf_counter() - since)
 
     def _start_thread(self) -> None:
         self._own.decoder = MediaDecoder(self._limits)
@@ -186,15 +177,15 @@ class MediaPreparer(Background[MultiModalInput]):
         with self._lock:
             prepared = self._cache.get(digest)
         if prepared is not None:
-            self.metrics.items(item.kind, "cached").inc()
+            self.metrics.items[item.kind, "cached"].inc()
             return prepared
-        with self.metrics.items(item.kind, "failed").count_exceptions():
-            with self.metrics.decoding(item.kind).time():
+        with self.metrics.items[item.kind, "failed"].count_exceptions():
+            with self.metrics.decoding[item.kind].time():
                 decoded = self._own.decoder.decode(
                     item.kind, item.data.view, name=name, with_audio=with_audio
                 )
             prepared = self._rules.prepare(digest, decoded, name)
-        self.metrics.items(item.kind, "decoded").inc()
+        self.metrics.items[item.kind, "decoded"].inc()
         if keep and prepared.nbytes <= self._cache.maxsize:
             with self._lock:
                 self._cache[digest] = prepared
