@@ -345,7 +345,13 @@ async def test_a_stack_is_ready_with_one_replica_of_each_stage_ready(configure: 
         assert (await b.http.get("/health")).status_code == 200
         b.stages.replica("talker").silent = True
         await until(lambda: registry.count("talker", "down") == 2)
-        assert (await b.http.get("/readyz")).json()["reasons"] == ["the talker is down"]
+        ready = await b.http.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json() == {"status": "unavailable", "reasons": ["the talker is down"]}
+        assert (await b.http.get("/health")).status_code == 503
+        assert (await b.http.get("/livez")).status_code == 200
+        assert await b.metric('omnirelay_stage_up{stage="talker"}') == 0
+        assert await b.metric('omnirelay_stage_replicas{stage="talker",state="down"}') == 2
 
 
 @pytest.mark.parametrize(

@@ -22,6 +22,7 @@ from tests.support.ports import has_ipv6
 Reason = str | None
 LARGE = 32 * 2**20
 """Bytes of an answer that the buffers of two sockets do not hold."""
+ANSWERED = b"GET /livez HTTP/1.1\r\nHost: here\r\n\r\n"
 
 
 class Large(Collector):
@@ -122,12 +123,17 @@ def test_silent_clients_keep_nobody_out(served: Served) -> None:
         assert is_dropped(silent[0])
 
 
-def test_a_silent_client_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "words", [b"", b"GET /metrics HTTP/1.1\r\n", ANSWERED + b"GET /livez HT"], ids=["", "head", "second head"]
+)
+def test_a_silent_client_is_dropped_after_a_while(monkeypatch: pytest.MonkeyPatch, words: bytes) -> None:
     monkeypatch.setattr(protocol, "HEAD_S", 0.05)
     served = Served()
     with served.endpoint, served.connect() as connection:
-        connection.sendall(b"GET /metrics HTTP/1.1\r\n")
-        assert is_dropped(connection)
+        connection.sendall(words)
+        told = read_all(connection)
+        assert b" 408 " not in told
+        assert (b" 200 " in told) == words.startswith(ANSWERED)
 
 
 def test_a_client_that_does_not_read_keeps_nobody_waiting_and_is_dropped(
