@@ -70,6 +70,7 @@ async def test_a_certificate_without_its_key_changes_nothing(
         b.process.access.reload()
         assert "nothing was changed" in caplog.text
         assert "KEY_VALUES_MISMATCH" in caplog.text
+        assert caplog.records[-1].levelname == "ERROR"
         await answers(KEY, old.ca)
         await answers(OTHER, old.ca)
         files.write_key(new)

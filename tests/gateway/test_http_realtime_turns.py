@@ -1,6 +1,5 @@
 """Realtime sessions that detect turns: automatic commits and answers, interruptions, silence."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -243,16 +242,6 @@ async def test_a_client_that_is_heard_is_not_taken_for_gone(configure: Configure
         await append(c, bytes(2 * RATE * 3))
         await c.input_audio_buffer.clear()
         await take(c, "input_audio_buffer.cleared")
-
-
-async def test_turns_of_many_sessions_at_a_time(web: HttpBench) -> None:
-    async def one() -> None:
-        async with listening(web, create_response=False) as c:
-            await append(c, said(SENTENCES[0]))
-            await take(c, "conversation.item.done")
-
-    await asyncio.gather(*(one() for _ in range(8)))
-    await idle(web)
 
 
 def spoken(silence_ms: int) -> bytes:

@@ -22,7 +22,6 @@ from omnirelay.errors import BusyError, MediaError, MediaTooLargeError
 from shared.config import MediaConfig
 from shared.messages import MediaItem
 from tests.gateway.bench import Configure
-from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speak, speaking
 from tests.gateway.realtime import (
     ANSWER,
@@ -299,20 +298,6 @@ async def test_who_takes_no_videos(configure: Configure) -> None:
         await update(c, type="transcription")
         await look(c, JPEG)
         assert (await error_of(c)).code == "unsupported"
-
-
-async def test_frames_are_counted_as_held_memory(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway(), held_bytes=100 * 2**20)) as b:
-        async with talking(b) as c:
-            other = b.process.gateway.held.of("other")
-            other.grow(100 * 2**20 - 1000)
-            await look(c, JPEG)
-            assert (await error_of(c)).code == "busy"
-            other.release()
-            await look(c, JPEG, 500)
-            await settle(c)
-            assert b.process.gateway.held.total == len(JPEG)
-        await until(lambda: b.process.gateway.held.total == 0, "nothing held")
 
 
 def video_of(budget: MemoryBudget | None = None, **media: Any) -> InputVideo:

@@ -113,12 +113,15 @@ def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
         with pytest.raises(UnauthenticatedError):
             withdrawn.open()
     assert keys.client("T") is not turned
+    with pytest.raises(UnauthenticatedError):
+        keys.client("g")
     limited.open()
     with pytest.raises(BusyError, match="may have 1 open requests"):
         limited.open()
-    path.write_text("broken: [")
-    with pytest.raises(ConfigError):
-        keys.read()
+    for nothing, why in (("broken: [", "is not YAML"), ("", r"holds no key.*omnirelay api-key")):
+        path.write_text(nothing)
+        with pytest.raises(ConfigError, match=why):
+            keys.read()
     assert keys.client("k") is kept
     metrics = {
         (sample.name, *sample.labels.values()): sample.value

@@ -15,7 +15,7 @@ from shared.config import Config
 from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
 from tests.gateway.bench import Bench, Configure, bench, fails
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
 from tests.gateway.realtime import HELLO, ask, talking
 from tests.gateway.test_processes import end, read_until, start
 
@@ -66,17 +66,6 @@ async def test_it_counts_in_the_length_of_the_prompt(configure: Configure) -> No
         await fails(client.chat("Hi"), PromptTooLongError, f"has {spoken} tokens")
         client.chat([ChatMessage("user", "Hi")], speech=False)
         assert len((await b.stages.request(0)).prompt_token_ids) == text_only
-
-
-async def test_over_http(web: HttpBench) -> None:
-    brief: Any = [{"role": "developer", "content": "Be brief."}, *HI]
-    async with speaking(web, "Hi!", cut(melody(0.5), [])):
-        for messages, options in ((HI, SPEECH), (brief, SPEECH), (HI, {})):
-            await web.ai.chat.completions.create(model=MODEL, messages=messages, **options)
-        await web.ai.audio.speech.create(model=MODEL, voice="Ethan", input="Hello", response_format="pcm")
-        spoken, developers, written, read = system_messages(web)
-        assert (spoken, developers, written) == (SPEECH_SYSTEM_PROMPT, "Be brief.", TEMPLATES_OWN)
-        assert read == SPEECH_SYSTEM_PROMPT
 
 
 async def test_in_a_realtime_session(web: HttpBench) -> None:

@@ -128,23 +128,6 @@ async def test_old_versions_and_slow_handshakes_are_refused(
             assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
 
-async def test_renewed_certificates_are_shown(
-    configure: Configure, certified: Certified, tmp_path: Path
-) -> None:
-    async with bench(configure({"tls": certified.config})) as b:
-        renewed = Certified(tmp_path / "new")
-        certified.pem.write_bytes(renewed.pem.read_bytes())
-        async with AsyncClient(tls_address(b), None, certified.ca) as before:
-            b.process.access.reload()
-            async with AsyncClient(tls_address(b), None, renewed.ca) as after:
-                assert (await after.status()).ready
-            assert (await before.status()).ready
-        certified.pem.chmod(0o644)
-        b.process.access.reload()
-        async with AsyncClient(tls_address(b), None, renewed.ca) as still:
-            assert (await still.status()).ready
-
-
 def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_refused(
     configure: Configure, certified: Certified, tmp_path: Path
 ) -> None:

@@ -76,26 +76,6 @@ def test_a_gibibyte_for_a_receiver_that_does_not_read_costs_the_sender_its_bound
     assert grown < 24 * MIB
 
 
-def test_much_more_than_the_window_arrives_as_credit_comes_back(context: Context) -> None:
-    queue = PullQueue[Any](context, ANY_PORT, StageEvent)
-    sender = PushQueue[Any](context, endpoint(queue.socket), sending(window_bytes=MIB))
-    sent = [audio(100_000, seq) for seq in range(50)]
-    for message in sent:
-        sender.put(message)
-    assert sender.outstanding_bytes <= MIB
-    assert take(queue, len(sent), meanwhile=return_credit(queue, sender)) == sent
-    assert sender.outstanding_bytes <= MIB
-
-
-def test_a_message_larger_than_the_window_goes_alone(context: Context) -> None:
-    queue = PullQueue[Any](context, ANY_PORT, StageEvent)
-    sender = PushQueue[Any](context, endpoint(queue.socket), sending(window_bytes=MIB))
-    sent = [text(0), audio(10**6, 1), text(2), audio(2 * 10**6, 3)]
-    for message in sent:
-        sender.put(message)
-    assert take(queue, len(sent), meanwhile=return_credit(queue, sender)) == sent
-
-
 def test_the_window_heals_when_the_receiver_dies_with_all_that_was_sent(context: Context) -> None:
     address = free_address()
     dead = PullQueue[Any](context, address, StageEvent)

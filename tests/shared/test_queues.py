@@ -72,17 +72,6 @@ def test_messages_arrive_in_order_whatever_their_size(inbox, connect):
     assert not inbox.refused
 
 
-def test_what_is_put_before_the_receiver_starts_arrives_when_it_does(context):
-    address = free_address()
-    sender = PushQueue[Any](context, address, sending())
-    sizes = [sender.put(text(seq)) for seq in range(100)]
-    sender.flush()
-    assert sender.backlog_bytes == sum(sizes)
-    late = PullQueue[Any](context, address, StageEvent)
-    assert [message.seq for message in take(late, 100, meanwhile=sender.flush)] == list(range(100))
-    assert sender.backlog_bytes == 0
-
-
 def test_the_backlog_is_bounded_in_bytes_until_the_receiver_is_there(context):
     message, address = audio(1000), free_address()
     size = sum(len(frame) for frame in encode(message))
