@@ -289,13 +289,13 @@ async def test_who_sends_a_long_body_hears_an_answer(configure: Configure, keep:
         assert reply in await reader.readline()
 
 
-async def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: Patch) -> None:
+async def test_what_is_drained_is_bounded(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr(protocol, "DRAIN_BYTES", 10**6)
 
-    async with http_bench(configure(http_gateway())) as b, sockets() as s:
+    async with sockets() as s:
         for keep in (b"Connection: close\r\n", b""):
             head = CHAT.replace(b"/v1/chat/completions", b"/nowhere") + keep
-            await s.connect(b.address, head + b"Content-Length: %d\r\n\r\n" % 10**9)
+            await s.connect(web.address, head + b"Content-Length: %d\r\n\r\n" % 10**9)
             writer = s.open[-1][1]
             with pytest.raises(ConnectionError):
                 await write(writer, 10**9)
@@ -333,17 +333,14 @@ async def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Conf
         await until(lambda: b.process.access.http_places.quota.used == 0)
 
 
-async def test_a_websocket_message_that_stops_coming_ends_it(
-    configure: Configure, monkeypatch: Patch
-) -> None:
+async def test_a_websocket_message_that_stops_coming_ends_it(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
 
-    async with http_bench(configure(http_gateway())) as b:
-        socket = await session(b)
-        socket.transport.write(partial_message(10_000_000, 1000))
-        async with asyncio.timeout(60):
-            await socket.wait_closed()
-        assert not b.process._server._uploads._uploads
+    socket = await session(web)
+    socket.transport.write(partial_message(10_000_000, 1000))
+    async with asyncio.timeout(60):
+        await socket.wait_closed()
+    assert not web.process._server._uploads._uploads
 
 
 async def test_who_reads_nothing_keeps_no_socket_open(tcp: Bench) -> None:

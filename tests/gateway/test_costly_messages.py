@@ -31,8 +31,8 @@ from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
 from shared.config import MediaConfig
 from shared.http.protocol import READ_BYTES, BoundedProtocol
-from tests.gateway.bench import Configure, Patch, RawClient, bench, serves
-from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.bench import Bench, Configure, Patch, RawClient, serves
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 
 
 @pytest.mark.timeout(60)
@@ -67,7 +67,7 @@ def test_kept_messages_without_text_count_with_what_they_take() -> None:
 
 
 async def test_schemas_of_functions_are_checked_off_the_event_loop(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
+    web: HttpBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """250 KB of them, as lists in a list, stopped the gateway for 0.4 s."""
     checkers = set[threading.Thread]()
@@ -81,18 +81,17 @@ async def test_schemas_of_functions_are_checked_off_the_event_loop(
     function = {"name": "f", "parameters": parameters}
     settings = {"tools": [{"type": "function", **function}], "tool_choice": "required"}
     session = {"type": "realtime", "output_modalities": ["text"], **settings}
-    async with http_bench(configure(http_gateway())) as b:
-        tools = [{"type": "function", "function": function}]
-        await b.post(modalities=["text"], tools=tools, tool_choice="required")
-        await b.http.post("/v1/responses", json={"model": "omnirelay", "input": "Hi", **settings})
-        secret = (await b.http.post("/v1/realtime/client_secrets", json={"session": session})).json()["value"]
-        headers = {"Authorization": f"Bearer {secret}"}
-        url = b.url.replace("http:", "ws:") + "/v1/realtime"
-        async with connect(url, additional_headers=headers) as socket:
-            for event in ({"type": "session.update", "session": session}, {"type": "response.create"}):
-                await socket.send(json.dumps(event))
-            while "response.done" not in str(await socket.recv()):
-                pass
+    tools = [{"type": "function", "function": function}]
+    await web.post(modalities=["text"], tools=tools, tool_choice="required")
+    await web.http.post("/v1/responses", json={"model": "omnirelay", "input": "Hi", **settings})
+    secret = (await web.http.post("/v1/realtime/client_secrets", json={"session": session})).json()["value"]
+    headers = {"Authorization": f"Bearer {secret}"}
+    url = web.url.replace("http:", "ws:") + "/v1/realtime"
+    async with connect(url, additional_headers=headers) as socket:
+        for event in ({"type": "session.update", "session": session}, {"type": "response.create"}):
+            await socket.send(json.dumps(event))
+        while "response.done" not in str(await socket.recv()):
+            pass
     # Bodies on one thread, which clients use in turn.
     assert sum(each.name.startswith("parsing") for each in checkers) == 1
     assert threading.main_thread() not in checkers
@@ -125,32 +124,29 @@ def test_values_of_a_message_are_counted(monkeypatch: Patch, value: object, coun
 
 
 @pytest.mark.parametrize("as_pieces", [False, True])
-async def test_a_tcp_message_of_very_many_values_is_refused(configure: Configure, as_pieces: bool) -> None:
+async def test_a_tcp_message_of_very_many_values_is_refused(tcp: Bench, as_pieces: bool) -> None:
     """100 MiB of a field that repeats stopped the gateway for a second."""
     field = msgspec.msgpack.encode("chunk_frames") + b"\xdc\x04\x00" + b"\x01" * 1024
     request = b"\xde" + (300).to_bytes(2, "big") + field * 300
     assert msgspec.msgpack.decode(request, type=GenerateRequest).chunk_frames == [1] * 1024
 
-    async with bench(configure()) as b:
-        client = await RawClient.connect(b)
-        if as_pieces:
-            for at in range(0, len(request), MAX_PIECE_BYTES):
-                data = request[at : at + MAX_PIECE_BYTES]
-                client.say(Piece(1, at, data, last=at + len(data) == len(request)))
-            answer = await client.hear()
-            assert isinstance(answer, Reply)
-            assert "values" in str(answer.event)
-        else:
-            client.say_bytes(
-                b"\x83"
-                + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request")))
-                + request
-            )
-            answer = await client.hear()
-            assert isinstance(answer, Refusal)
-            assert "values" in answer.message
-        await client.close()
-        await serves(b)
+    client = await RawClient.connect(tcp)
+    if as_pieces:
+        for at in range(0, len(request), MAX_PIECE_BYTES):
+            data = request[at : at + MAX_PIECE_BYTES]
+            client.say(Piece(1, at, data, last=at + len(data) == len(request)))
+        answer = await client.hear()
+        assert isinstance(answer, Reply)
+        assert "values" in str(answer.event)
+    else:
+        client.say_bytes(
+            b"\x83" + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request"))) + request
+        )
+        answer = await client.hear()
+        assert isinstance(answer, Refusal)
+        assert "values" in answer.message
+    await client.close()
+    await serves(tcp)
 
 
 class Compared(str):
@@ -173,9 +169,7 @@ def test_keeping_an_answer_does_not_look_at_all_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chunks", "frames"])
-async def test_little_of_a_stream_is_read_at_once(
-    configure: Configure, monkeypatch: Patch, kind: str
-) -> None:
+async def test_little_of_a_stream_is_read_at_once(web: HttpBench, monkeypatch: Patch, kind: str) -> None:
     """256 KiB of chunks or frames of a byte stopped the gateway for half a second."""
     sizes = []
     for protocol in (BoundedProtocol, BoundedWebSocket):
@@ -192,21 +186,20 @@ async def test_little_of_a_stream_is_read_at_once(
         "frames": (f"GET /v1/realtime HTTP/1.1\r\n{upgrade}", b"\x89\x80\0\0\0\0"),
     }[kind]
 
-    async with http_bench(configure(http_gateway())) as b:
-        host, port = b.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
-        writer.write(f"{head}Host: {host}\r\n\r\n".encode())
-        if kind == "chunks":
-            writer.write(body * 20_000 + b"0\r\n\r\n")
-            assert (await reader.readline()).split()[1] == b"400"
-        else:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(body * 20_000)
-            async with asyncio.timeout(60):
-                while sum(sizes) < 20_000 * len(body):
-                    await asyncio.sleep(0.01)
-        writer.transport.abort()
+    host, port = web.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+    writer.write(f"{head}Host: {host}\r\n\r\n".encode())
+    if kind == "chunks":
+        writer.write(body * 20_000 + b"0\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"400"
+    else:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(body * 20_000)
+        async with asyncio.timeout(60):
+            while sum(sizes) < 20_000 * len(body):
+                await asyncio.sleep(0.01)
+    writer.transport.abort()
     assert sum(sizes) >= 20_000 * len(body)
     assert max(sizes) <= READ_BYTES
 

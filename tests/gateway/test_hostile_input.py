@@ -79,17 +79,16 @@ async def flooded(b: Bench) -> RawClient:
     return raw
 
 
-async def test_client_must_begin_with_hello(configure: Configure, monkeypatch: Patch) -> None:
+async def test_client_must_begin_with_hello(tcp: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.05)
 
-    async with bench(configure()) as b:
-        for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
-            raw = await RawClient.connect(b, greet=False)
-            raw.writer.write(first)
-            assert isinstance(await raw.hear(), Refusal)
-            assert await raw.closed()
-            await raw.close()
-        await serves(b)
+    for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
+        raw = await RawClient.connect(tcp, greet=False)
+        raw.writer.write(first)
+        assert isinstance(await raw.hear(), Refusal)
+        assert await raw.closed()
+        await raw.close()
+    await serves(tcp)
 
 
 async def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(tcp: Bench) -> None:
@@ -111,17 +110,16 @@ async def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(tcp: B
     await raw.close()
 
 
-async def test_pieces_of_uploads_long_ended_are_forgotten(configure: Configure, monkeypatch: Patch) -> None:
+async def test_pieces_of_uploads_long_ended_are_forgotten(tcp: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.tcp.connection.MAX_ENDED_EARLY", 2)
 
-    async with bench(configure()) as b:
-        raw = await RawClient.connect(b)
-        for number in range(3):
-            raw.say(Piece(number, 5, b"x"))
-            await raw.told()
-        (connection,) = b.process._server._connections.values()
-        assert list(connection._ended_early) == [1, 2]
-        await raw.close()
+    raw = await RawClient.connect(tcp)
+    for number in range(3):
+        raw.say(Piece(number, 5, b"x"))
+        await raw.told()
+    (connection,) = tcp.process._server._connections.values()
+    assert list(connection._ended_early) == [1, 2]
+    await raw.close()
 
 
 async def test_wrong_messages_end_only_themselves(tcp: Bench) -> None:
@@ -169,15 +167,14 @@ async def test_slow_client_loses_its_requests_only(configure: Configure) -> None
         await raw.close()
 
 
-async def test_client_that_reads_nothing_is_hung_up_on(configure: Configure, monkeypatch: Patch) -> None:
+async def test_client_that_reads_nothing_is_hung_up_on(tcp: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.tcp.connection.STALL_S", 0.2)
 
-    async with bench(configure()) as b:
-        raw = await flooded(b)
-        await until(lambda: b.counts["cancelled"] == 1)
-        assert len(await raw.reader.read()) < 64 * 2**18
-        raw.writer.transport.abort()
-        await serves(b)
+    raw = await flooded(tcp)
+    await until(lambda: tcp.counts["cancelled"] == 1)
+    assert len(await raw.reader.read()) < 64 * 2**18
+    raw.writer.transport.abort()
+    await serves(tcp)
 
 
 async def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:

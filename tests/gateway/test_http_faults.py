@@ -149,13 +149,13 @@ async def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there
         assert told[1:] == ["data: [DONE]"]
 
 
-async def test_a_quiet_stream_says_that_it_is_there(configure: Configure, monkeypatch: Patch) -> None:
+async def test_a_quiet_stream_says_that_it_is_there(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr(streams, "PING_S", 0.02)
 
-    async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+    async with raw(web) as (reader, writer):
         writer.write(chat())
-        request = await b.stages.request(0)
-        await b.stages.text(request.request_id, 0, b.encode("Hello"))
+        request = await web.stages.request(0)
+        await web.stages.text(request.request_id, 0, web.encode("Hello"))
         assert b"Hello" in await reader.readuntil(b": keep-alive\n\n")
 
 
@@ -262,11 +262,11 @@ async def hung_up_on(reader: asyncio.StreamReader) -> bytes:
     ],
     ids=["nearly all", "chunked", "large"],
 )
-async def test_slow_bodies_are_not_waited_for(configure: Configure, monkeypatch: Patch, words: bytes) -> None:
+async def test_slow_bodies_are_not_waited_for(web: HttpBench, monkeypatch: Patch, words: bytes) -> None:
     monkeypatch.setattr(uploads, "IDLE_S", 0.1)
     monkeypatch.setattr(protocol, "DRAIN_S", 0.1)
 
-    async with http_bench(configure(http_gateway())) as b, raw(b) as (reader, writer):
+    async with raw(web) as (reader, writer):
         writer.write(words)
         answer = await hung_up_on(reader)
         assert answer.startswith(b"HTTP/1.1 408")

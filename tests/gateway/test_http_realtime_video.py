@@ -402,7 +402,7 @@ def test_the_sound_of_a_video_is_in_memory_twice_and_in_a_request_once() -> None
 
 @pytest.mark.parametrize("early", [False, True])
 async def test_videos_are_made_off_the_event_loop(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, early: bool
+    web: HttpBench, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
     """That of 30 s, with large frames, stopped the gateway for 0.1 s."""
     make, makers = InputVideo.recorded, list[threading.Thread]()
@@ -412,16 +412,15 @@ async def test_videos_are_made_off_the_event_loop(
         return make(video, sound, begin_ms)
 
     monkeypatch.setattr(InputVideo, "recorded", watched)
-    async with http_bench(configure(http_gateway())) as b:
-        async with listening(b, early=True) if early else talking(b) as c:
-            await look(c, SEEN[0])
-            if early:
-                await append(c, spoken(350))
-                await b.stages.request(0)
-            else:
-                await append(c, spoken(0))
-                await commit(c)
-        await idle(b)
+    async with listening(web, early=True) if early else talking(web) as c:
+        await look(c, SEEN[0])
+        if early:
+            await append(c, spoken(350))
+            await web.stages.request(0)
+        else:
+            await append(c, spoken(0))
+            await commit(c)
+    await idle(web)
     assert makers
     assert threading.main_thread() not in makers
 

@@ -333,16 +333,15 @@ async def test_a_key_opens_sessions_as_ordered(configure: Configure, keys: str, 
         assert b.process.gateway.held.total > 0
 
 
-async def test_a_key_expires_and_its_memory_is_free(configure: Configure, monkeypatch: Patch) -> None:
+async def test_a_key_expires_and_its_memory_is_free(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.SECOND_S", 0.03)
 
-    async with http_bench(configure(http_gateway())) as b:
-        secret = await made(b, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
-        assert b.process.gateway.held.total > 0
-        assert "\nomnirelay_client_secrets 1.0\n" in (await b.http.get("/metrics")).text
-        await idle(b)
-        assert await refused(b, secret["value"]) == 401
-        assert "\nomnirelay_client_secrets 0.0\n" in (await b.http.get("/metrics")).text
+    secret = await made(web, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
+    assert web.process.gateway.held.total > 0
+    assert "\nomnirelay_client_secrets 1.0\n" in (await web.http.get("/metrics")).text
+    await idle(web)
+    assert await refused(web, secret["value"]) == 401
+    assert "\nomnirelay_client_secrets 0.0\n" in (await web.http.get("/metrics")).text
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -406,7 +405,6 @@ async def test_requests_that_are_refused(web: HttpBench, body: dict[str, Any], p
 
 async def test_bounds(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.access.ephemeral.MAX_KEYS", 5)
-
     async with http_bench(configure(http_gateway())) as b:
         codes = [(await b.http.post(URL)).status_code for _ in range(6)]
         # One place is left for other clients.

@@ -250,7 +250,7 @@ async def ended(answer: AsyncAnswer) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "finish", "refuse"])
-async def test_files_go_with_their_request(configure: Configure, monkeypatch: Patch, how: str) -> None:
+async def test_files_go_with_their_request(tcp: Bench, monkeypatch: Patch, how: str) -> None:
     bodies: list[weakref.ref[bytearray]] = []
 
     class Body(bytearray):
@@ -265,17 +265,17 @@ async def test_files_go_with_their_request(configure: Configure, monkeypatch: Pa
 
     monkeypatch.setattr(IncomingUpload, "finish", watched)
 
-    async with bench(configure()) as b, b.client() as client:
+    async with tcp.client() as client:
         parts: list[AudioPart | ImagePart] = [image(SOUND)]
         parts += [audio("data:;base64,?")] if how == "refuse" else []
         answer = client.chat(asking(*parts))
         if how != "refuse":
-            request = await b.stages.request(0)
+            request = await tcp.stages.request(0)
             assert bodies[0]() is not None
         if how == "cancel":
             answer.cancel()
         elif how == "finish":
-            await b.stages.answer(request, b.encode("Hello"))
+            await tcp.stages.answer(request, tcp.encode("Hello"))
         await ended(answer)
 
         def gone() -> bool:
@@ -283,7 +283,7 @@ async def test_files_go_with_their_request(configure: Configure, monkeypatch: Pa
             return bodies[0]() is None
 
         await until(gone, "the end of the file")
-        assert b.process.gateway.held.total == 0
+        assert tcp.process.gateway.held.total == 0
 
 
 def full_queue(configure: Configure, monkeypatch: Patch, backlog: int) -> Config:

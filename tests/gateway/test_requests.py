@@ -146,16 +146,16 @@ async def test_cancel_by_id(configure: Configure) -> None:
         assert b.counts["cancelled"] == 2
 
 
-async def test_an_unexpected_error_is_told_to_the_client(configure: Configure, monkeypatch: Patch) -> None:
+async def test_an_unexpected_error_is_told_to_the_client(tcp: Bench, monkeypatch: Patch) -> None:
     def broken(_: PromptBuilder, messages: list[ChatMessage]) -> list[int]:
         raise ZeroDivisionError(f"of {len(messages)}")
 
-    async with bench(configure()) as b, b.client() as client:
+    async with tcp.client() as client:
         with monkeypatch.context() as patch:
             patch.setattr(PromptBuilder, "build", broken)
             await fails(client.chat("Hi"), errors.RequestError, r"internal: .*ZeroDivisionError")
         again = client.chat("Hi")
-        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        await tcp.stages.answer(await tcp.stages.request(0), tcp.encode("Hello"))
         assert (await again.result()).text == "Hello"
 
 

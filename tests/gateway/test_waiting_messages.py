@@ -52,20 +52,19 @@ async def test_small_uploads_of_one_connection_are_counted_together(tcp: Bench) 
     await until(lambda: uploads(tcp) == 0)
 
 
-async def test_responses_that_wait_for_another_are_counted(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway())) as b:
-        socket = await dial(b, "/v1/responses")
-        await say(socket, **ASK)
-        first = await b.stages.request(0)
-        # One waits, one waits to wait, and one is not taken.
-        sizes = [await say(socket, **ASK, instructions="x" * MIB) for _ in range(3)]
-        await until(lambda: held(b) == sum(sizes[:2]))
-        # Its head may have come with the end of the one before.
-        await until(lambda: uploads(b) > sizes[2] - READ_BYTES)
-        socket.transport.abort()
-        await b.stages.answer(first, b.encode("Hello"))
-        await idle(b)
-        await until(lambda: uploads(b) == 0)
+async def test_responses_that_wait_for_another_are_counted(web: HttpBench) -> None:
+    socket = await dial(web, "/v1/responses")
+    await say(socket, **ASK)
+    first = await web.stages.request(0)
+    # One waits, one waits to wait, and one is not taken.
+    sizes = [await say(socket, **ASK, instructions="x" * MIB) for _ in range(3)]
+    await until(lambda: held(web) == sum(sizes[:2]))
+    # Its head may have come with the end of the one before.
+    await until(lambda: uploads(web) > sizes[2] - READ_BYTES)
+    socket.transport.abort()
+    await web.stages.answer(first, web.encode("Hello"))
+    await idle(web)
+    await until(lambda: uploads(web) == 0)
 
 
 async def test_a_response_for_which_memory_is_short_is_refused(configure: Configure) -> None:
