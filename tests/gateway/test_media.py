@@ -81,15 +81,6 @@ async def test_a_recording_is_transcribed(tcp: Bench, client: AsyncClient) -> No
     assert "Ada" in asked
 
 
-async def test_media_alone_are_a_prompt(tcp: Bench, client: AsyncClient) -> None:
-    client.chat(audio=SOUND)
-    assert [item.kind for item in (await tcp.stages.request(0)).media] == ["audio"]
-    client.chat("", audio=[SOUND, SOUND], images=PICTURE, videos=[FILM], system="Listen.")
-    request = await tcp.stages.request(1)
-    assert [item.kind for item in request.media] == ["audio", "audio", "image", "video"]
-    assert not request.use_audio_in_video
-
-
 async def test_media_that_are_refused_are_named(configure: Configure) -> None:
     media = {
         "max_item_bytes": 1000,
@@ -315,16 +306,6 @@ async def test_requests_wait_while_the_thinkers_queue_is_full(
             assert (await answer.result()).text == "Hello"
         assert [request.seed for request in b.stages.requests] == [0, 2, 3, 7, 4, 5, 6]
         assert b.counts["failed"] == 0
-
-
-async def test_a_request_waits_no_longer_than_its_deadline(configure: Configure, monkeypatch: Patch) -> None:
-    config = full_queue(configure, monkeypatch, LARGE)
-
-    async with bench(config, listening=False) as b, b.client() as client:
-        for count in (1, 2):
-            client.chat(images=bytes(LARGE))
-            await until(lambda count=count: b.counts["thinking"] == count)  # type: ignore[misc]
-        await fails(client.chat(images=bytes(LARGE), deadline_s=0.1), errors.DeadlineError, "was queued")
 
 
 async def test_files_are_fetched_for_the_thinker(configure: Configure, tmp_path: object) -> None:
