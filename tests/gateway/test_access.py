@@ -21,10 +21,24 @@ from gateway.http.realtime.endpoint import SUBPROTOCOL
 from omnirelay import AsyncClient
 from omnirelay.errors import BusyError, InvalidRequestError, MessageError, UnauthenticatedError
 from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Welcome, parse_tcp
+from tests.gateway.bench import (
+    BEARER,
+    CHAT,
+    KEY,
+    OTHER,
+    Configure,
+    Log,
+    Patch,
+    RawClient,
+    bench,
+    fails,
+    keys_file,
+    run,
+    serving,
+    submit,
+)
 from tests.gateway.bench import HI as HI_TCP
-from tests.gateway.bench import Configure, Log, Patch, RawClient, bench, fails, run, submit
 from tests.gateway.fake_stages import until
-from tests.gateway.guarded import BEARER, CHAT, KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.test_processes import end, read_until, start
 from tests.support.ports import free_ports

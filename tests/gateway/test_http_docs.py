@@ -38,9 +38,8 @@ from gateway.requests.lifecycle import StateCounts
 from gateway.requests.metrics import GatewayMetrics
 from omnirelay.cli.main import main
 from shared.config import DEFAULT_CHECKPOINT, Config, TlsConfig
-from tests.gateway.bench import Configure, Patch, bench
+from tests.gateway.bench import Configure, Patch, bench, keys_file
 from tests.gateway.fake_stages import SPEAKERS
-from tests.gateway.guarded import keys_file
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_tls import Certified
 from tests.support.children import ROOT

@@ -24,8 +24,7 @@ from omnirelay.cli.main import main
 from omnirelay.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
 from omnirelay.protocol import GenerateRequest, Hello
 from shared.config import load_config
-from tests.gateway.bench import Configure, Output, Patch
-from tests.gateway.guarded import BEARER, CHAT, KEY, keys_file, written
+from tests.gateway.bench import BEARER, CHAT, KEY, Configure, Output, Patch, keys_file, written
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.realtime import ANSWER, CHUNKS, HELLO, ask, idle
 

@@ -11,8 +11,7 @@ import zmq
 from shared.config import Config
 from shared.transport.curve import StackContext, open_context
 from shared.transport.keys import Role, make_keys
-from tests.shared.peers import Open
-from tests.shared.support import Context
+from tests.shared.support import Context, Open
 
 
 @pytest.fixture

@@ -52,7 +52,7 @@ def raw(context: Context, inbox: PullQueue[Any]) -> zmq.Socket[bytes]:
     return sender
 
 
-def text(seq: int, request_id: str = "a") -> TextDelta:
+def text(seq: int = 0, request_id: str = "a") -> TextDelta:
     return TextDelta(request_id=request_id, seq=seq, token_ids=[seq])
 
 
