@@ -15,7 +15,7 @@ import pytest
 from omnirelay import AsyncAnswer, AsyncClient, AudioEvent, Client, TextEvent
 from omnirelay.errors import CancelledRequestError, GatewayUnreachableError
 from omnirelay.protocol import PROTOCOL_VERSION, Welcome, pack, read_frame
-from tests.gateway.bench import Bench, Configure, Patch, bench, fails, run
+from tests.gateway.bench import Bench, Configure, Patch, bench, fails
 from tests.gateway.fake_stages import until
 from tests.gateway.test_tls import Certified, tls_address
 
@@ -96,7 +96,7 @@ async def test_a_plain_client_that_is_lost_leaves_nothing(tcp: Bench) -> None:
     await until(lambda: not tcp.process.access.tcp_places.taken, "no connection")
 
 
-def test_what_is_collected_on_the_clients_thread_does_not_block_it(configure: Configure) -> None:
+async def test_what_is_collected_on_the_clients_thread_does_not_block_it(tcp: Bench) -> None:
     def events(client: Client) -> Generator[Any, None, None]:
         with client.chat("Hi") as answer:
             yield from answer
@@ -117,17 +117,13 @@ def test_what_is_collected_on_the_clients_thread_does_not_block_it(configure: Co
             assert collected.wait(30)
             assert client.status().ready
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            using = asyncio.create_task(asyncio.to_thread(use, b.listen))
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            await using
-            await b.stages.aborted(request.request_id)
-
     gc.disable()
     try:
-        run(scenario())
+        using = asyncio.create_task(asyncio.to_thread(use, tcp.listen))
+        request = await tcp.stages.request(0)
+        await tcp.stages.text(request.request_id, 0, tcp.encode("Hello"))
+        await using
+        await tcp.stages.aborted(request.request_id)
     finally:
         gc.enable()
 

@@ -138,7 +138,7 @@ FILES = 256
 
 
 @contextmanager
-def gateway(log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def gateway(log: Path) -> Iterator["subprocess.Popen[Any]"]:
     """A gateway without stages."""
     with log.open("wb") as file, Child(python("-m", "gateway"), stdout=file, stderr=file) as process:
         wait_until(lambda: "listening on" in log.read_text(), "the gateway", 60)
