@@ -206,7 +206,7 @@ AUDITED = $(PINS) >out/pins.txt; $(AUDIT) -m pip_audit --strict --disable-pip --
 # Four sets, each with one version of a package.  ARGS="-s osv" asks osv.dev instead of PyPI.
 audit: $(AUDIT) ## ask what is known against the locked packages; needs the internet itself, not a mirror
 	@mkdir -p out
-	@$(call AUDITED,torch.lock cpu.lock dev.lock quality.lock cluster.lock)
+	@$(call AUDITED,torch.lock cpu.lock dev.lock quality.lock cluster.lock turns.lock)
 	@$(call AUDITED,gpu.lock)
 	@$(call AUDITED,audit.lock)
 	@$(call AUDITED,site.lock)

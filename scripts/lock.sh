@@ -3,7 +3,7 @@
 #
 #   scripts/lock.sh [NAME...]
 #
-# NAME: cpu, dev, cluster, quality, audit, site: hashes of the versions that are pinned there by hand; gateway (and webrtc
+# NAME: cpu, dev, cluster, quality, audit, site, turns: hashes of the versions that are pinned there by hand; gateway (and webrtc
 # with it): what these need in the versions of cpu and dev; gpu: what gpu.txt needs, in those of cpu but for what vLLM's
 # CUDA build wants older; clients/PROGRAM: the newest versions of PROGRAM.in and what
 # it needs, without what PROGRAM.without or without.txt leave out.  All but the clients without a NAME.
@@ -30,7 +30,7 @@ gateway() {
         <<<"omnirelay @ file://$PWD/deploy/client"
 }
 
-for name in "${@:-cpu dev cluster quality audit site gateway gpu}"; do
+for name in "${@:-cpu dev cluster quality audit site turns gateway gpu}"; do
     for each in $name; do
         case $each in
             gateway)

@@ -28,7 +28,8 @@ def resolve_model(config: Config, patterns: Sequence[str] | None = None) -> Path
         CheckpointError: The directory or its ``config.json`` is missing, or the download failed.
     """
     if config.model is None:
-        return _checked(DEFAULT_CHECKPOINT, "run `omnirelay checkpoint` to make it, or set OMNI_MODEL")
+        advice = f"run `omnirelay checkpoint --size speaking {DEFAULT_CHECKPOINT}`, or set OMNI_MODEL"
+        return _checked(DEFAULT_CHECKPOINT, advice)
     directory = Path(config.model).expanduser()
     with _reachable(directory):
         there = directory.exists()

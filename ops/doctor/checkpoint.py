@@ -24,6 +24,9 @@ from shared.tokenizer import tokenizer_files
 
 CHECK: Final = "checkpoint"
 AGAIN: Final = "copy or download the checkpoint again"
+EXPAND: Final = "this is its compact form: run `omnirelay checkpoint --size speaking DIR`, and choose DIR"
+COMPACT_FILE: Final = "compact.safetensors"
+"""As in :mod:`checkpoint.compact`, which loads PyTorch."""
 log = logging.getLogger(__name__)
 READABLE: Final = "change the owner or the permissions of the files, or run as another user"
 
@@ -46,7 +49,8 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
         what = f"the copy of {config.model} in {directory} lacks {', '.join(missing)}"
         return None, [warning(CHECK, what, "the stages fetch them when they start; it takes a while")]
     if missing:
-        return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", AGAIN)]
+        advice = EXPAND if (directory / COMPACT_FILE).is_file() else AGAIN
+        return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", advice)]
     try:
         model = read_model(directory, stages=config.served_stages)
     except CheckpointError as error:

@@ -93,6 +93,7 @@ class Examination:
         self._add("access", lambda: access.check_access(config))
         self._add("ports", lambda: network.check_ports(config, running))
         self._add("calls", lambda: calls.check_calls(config))
+        self._add("turns", lambda: software.check_turn_model(config))
         model, found = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
         self._findings += found
         self._add("disk", lambda: machine.check_disk(config, model is not None))

@@ -3,16 +3,20 @@
 import platform
 import subprocess
 import sys
+import time
 from importlib import metadata
 from typing import Final
 
 import msgspec
+import numpy as np
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from omnirelay.errors import StageStartError
+from gateway.http.realtime.turns.smart_turn import SAMPLES, SmartTurn
+from omnirelay.errors import ConfigError, MissingPackageError, StageStartError
 from ops.doctor.finding import Findings, ok, problem, warning
+from shared.config import Config
 from shared.devices import EngineReport
 
 PROJECT: Final = "omnirelay-server"
@@ -100,6 +104,24 @@ def check_engine(report: EngineReport | StageStartError | None) -> Findings:
     elif report is not None:
         build = f"CUDA {report.cuda}" if report.cuda else "a CPU build"
         yield ok("vllm", f"vLLM {report.vllm} and PyTorch {report.torch} ({build}) can be loaded")
+
+
+def check_turn_model(config: Config) -> Findings:
+    """Check that the end of a turn can be heard, and how fast; no finding where silence ends turns."""
+    where = config.gateway.turn_model
+    if where is None:
+        return
+    try:
+        network = SmartTurn(where)
+    except (ConfigError, MissingPackageError) as error:
+        yield problem("turns", str(error), "install what is missing, or remove gateway.turn_model")
+        return
+    pause = np.zeros(SAMPLES, np.float32)
+    # Its first run is slower.
+    network.finished(pause)
+    began = time.perf_counter()
+    network.finished(pause)
+    yield ok("turns", f"Smart Turn hears the end of a turn in {1e3 * (time.perf_counter() - began):.0f} ms")
 
 
 def engine_installed() -> bool:

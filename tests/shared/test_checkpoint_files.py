@@ -171,7 +171,7 @@ def test_a_checkpoint_is_found_where_the_configuration_says(
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(Config(model=str(tmp_path))) == tmp_path
     monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="no such directory; run `omnirelay checkpoint`"):
+    with pytest.raises(CheckpointError, match="no such directory; run `omnirelay checkpoint --size speaking"):
         resolve_model(Config())
     DEFAULT_CHECKPOINT.mkdir(parents=True)
     with pytest.raises(CheckpointError, match=r"lacks config\.json"):

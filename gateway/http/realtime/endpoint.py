@@ -3,7 +3,6 @@
 import asyncio
 import logging
 import time
-from pathlib import Path
 from typing import Annotated, Any, Final, Literal
 
 import msgspec
@@ -30,10 +29,9 @@ from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
 from gateway.http.realtime.turns.end import EndDetector
 from gateway.http.realtime.turns.listener import VoicePool
-from gateway.http.realtime.turns.smart_turn import SmartTurn, installed_weights
+from gateway.http.realtime.turns.smart_turn import SmartTurn
 from gateway.requests.metrics import Connection
 from omnirelay.errors import BusyError, OmniRelayError, SessionNotResumedError, UnsupportedError
-from shared.config.gateway import AUTO
 
 log = logging.getLogger(__name__)
 
@@ -160,7 +158,7 @@ def _end_detector(context: HttpContext) -> EndDetector | None:
     where = context.config.gateway.turn_model
     if where is None:
         return None
-    network = SmartTurn(installed_weights() if where == AUTO else Path(where))
+    network = SmartTurn(where)
     metrics = context.gateway.metrics
     return EndDetector(
         network.finished, lambda verdict: metrics.turn_ends.labels(verdict).inc(), metrics.turn_detection.inc

@@ -25,6 +25,7 @@ from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.manifest import MANIFEST_FILE, write_manifest
 from tests.gateway.bench import Patch
 from tests.gateway.checkpoint_dir import CONFIG, INDEX, SHARDS, write_model, write_weights
+from tests.support.children import ROOT
 
 FIRST, SECOND = SHARDS
 
@@ -49,6 +50,11 @@ def test_a_complete_checkpoint(tmp_path: Path, sharded: bool) -> None:
     # Two layers of keys and values for two heads of 32, and a row of 128.
     for paged in model.paged.values():
         assert (paged.positions, paged.elements, paged.row) == (8192, 2 * 2 * 2 * 32 + 128, 128)
+
+
+def test_the_compact_checkpoint_of_the_repository() -> None:
+    _, finding = look(ROOT / "checkpoint/speaking")
+    assert (finding.level, finding.advice) == ("problem", checkpoint.EXPAND)
 
 
 def test_the_small_checkpoint_that_is_not_made_yet(tmp_path: Path, monkeypatch: Patch) -> None:

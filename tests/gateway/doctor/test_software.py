@@ -220,3 +220,11 @@ def test_no_process_is_no_reason_to_stop(monkeypatch: Patch) -> None:
     monkeypatch.setattr(sys, "executable", "/nowhere/python")
     with pytest.raises(StageStartError, match="No such file"):
         software.load_engine()
+
+
+def test_a_turn_model_that_cannot_be_loaded(monkeypatch: Patch) -> None:
+    assert not [*software.check_turn_model(Config())]
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    config = Config.model_validate({"gateway": {"turn_model": "auto"}})
+    found = only(software.check_turn_model(config), "problem")
+    assert "omnirelay-server[turns]" in found.what

@@ -13,6 +13,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 
 from gateway.http.realtime.turns.silero import RATE, Floats
 from omnirelay.errors import ConfigError, MissingPackageError
+from shared.config.gateway import AUTO
 
 SECONDS: Final = 8
 """The network sees the end of a recording only."""
@@ -69,19 +70,20 @@ class SmartTurn:
     """The network, computed by ONNX Runtime on one core.
 
     Args:
-        path: Of its weights.
+        where: The file of its weights, or ``auto`` for those of an installed ``pipecat-ai``.
 
     Raises:
         ConfigError: The file cannot be read, or is of another network.
         MissingPackageError: ONNX Runtime is not installed.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, where: Path | str) -> None:
         try:
             import onnxruntime  # noqa: PLC0415 - needs an extra, and takes long to load
         except ModuleNotFoundError as error:
             what = "onnxruntime (for gateway.turn_model)"
             raise MissingPackageError(what, "turns", "omnirelay-server") from error
+        path = installed_weights() if where == AUTO else Path(where)
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         try:
