@@ -5,11 +5,13 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, Final, TypeVar
 
 import msgspec
 import pytest
+import yaml
 
+from gateway.access.api_keys import hash_of
 from gateway.input.fetch import Fetcher
 from gateway.input.prompt import PromptBuilder
 from gateway.process import GatewayProcess
@@ -238,3 +240,28 @@ def submit(client_id: int, request: GenerateRequest) -> Submit:
 
 
 HI = GenerateRequest(messages=[ChatMessage("user", "Hi")])
+
+
+KEY: Final = "omr_alices-own-key"
+OTHER: Final = "omr_bobs-own-key"
+BEARER: Final = {"Authorization": f"Bearer {KEY}"}
+CHAT: Final = "/v1/chat/completions"
+
+
+def written(path: Path, text: str, mode: int = 0o600) -> Path:
+    path.write_text(text, encoding="utf-8")
+    path.chmod(mode)
+    return path
+
+
+def keys_file(path: Path, **keys: dict[str, object]) -> Path:
+    """A file of keys: what each may do, and under ``key`` the key itself."""
+    entries = {name: {"sha256": hash_of(str(entry.pop("key"))), **entry} for name, entry in keys.items()}
+    return written(path, yaml.safe_dump(entries))
+
+
+@asynccontextmanager
+async def serving(b: Bench) -> AsyncIterator[None]:
+    """Every request is answered with a greeting."""
+    b.stages.serve(b.encode("Hello"))
+    yield

@@ -11,10 +11,9 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connec
 from omnirelay import AsyncClient
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import Bench, Configure, bench, make_config
+from tests.gateway.bench import KEY, OTHER, Bench, Configure, bench, keys_file, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.fake_stages import until
-from tests.gateway.guarded import KEY, OTHER, keys_file
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.realtime import ANSWER, CHUNKS, idle, talking
 from tests.gateway.scripted import Script

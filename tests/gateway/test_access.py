@@ -15,15 +15,30 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import InvalidStatus
 from websockets.typing import Subprotocol
 
-from gateway.access.api_keys import ApiKeys, hash_of
+from gateway.access.access import Access
+from gateway.access.api_keys import hash_of
 from gateway.http.realtime.endpoint import SUBPROTOCOL
 from omnirelay import AsyncClient
-from omnirelay.errors import BusyError, ConfigError, InvalidRequestError, MessageError, UnauthenticatedError
+from omnirelay.errors import BusyError, InvalidRequestError, MessageError, UnauthenticatedError
 from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Welcome, parse_tcp
+from tests.gateway.bench import (
+    BEARER,
+    CHAT,
+    KEY,
+    OTHER,
+    Configure,
+    Log,
+    Patch,
+    RawClient,
+    bench,
+    fails,
+    keys_file,
+    run,
+    serving,
+    submit,
+)
 from tests.gateway.bench import HI as HI_TCP
-from tests.gateway.bench import Bench, Configure, Log, Patch, RawClient, bench, fails, run, submit
 from tests.gateway.fake_stages import until
-from tests.gateway.guarded import BEARER, CHAT, KEY, OTHER, keys_file, serving
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
 from tests.gateway.test_processes import end, read_until, start
 from tests.support.ports import free_ports
@@ -164,46 +179,23 @@ async def test_what_a_key_may_do_holds_over_all_its_connections(configure: Confi
             assert 90_000 < late.retry_after_ms <= 100_000
 
 
-@pytest.mark.parametrize("shared", [False, True])
-async def test_each_key_has_a_cache_of_its_own(configure: Configure, tmp_path: Path, shared: bool) -> None:
-    path = keys_file(tmp_path / "k", alice={"key": KEY}, bob={"key": OTHER})
-
-    settings = http_gateway(api_keys=str(path), share_prefix_cache=shared)
+@pytest.mark.parametrize(("keyed", "shared"), [(True, False), (True, True), (False, False)])
+async def test_each_key_has_a_cache_of_its_own(
+    configure: Configure, keys: str, keyed: bool, shared: bool
+) -> None:
+    settings = http_gateway(api_keys=keys if keyed else None, share_prefix_cache=shared)
     async with http_bench(configure(settings)) as b, serving(b):
         for key in (KEY, OTHER):
             async with AsyncClient(b.listen, key) as client:
                 await client.chat("Hi", speech=False).result()
         await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": HI})
         alice, bob, by_http = (request.cache_salt for request in b.stages.requests)
-        if shared:
+        if shared or not keyed:
             assert {alice, bob, by_http} == {None}
         else:
             assert alice == by_http
             assert None not in {alice, bob}
             assert alice != bob
-
-
-async def test_without_keys_all_share_the_caches(tcp: Bench) -> None:
-    async with serving(tcp), tcp.client() as client:
-        await client.chat("Hi", speech=False).result()
-        assert tcp.stages.requests[0].cache_salt is None
-
-
-async def test_a_key_that_is_withdrawn_opens_nothing_more(configure: Configure, tmp_path: Path) -> None:
-    path = keys_file(tmp_path / "k", alice={"key": KEY}, bob={"key": OTHER})
-
-    async with (
-        http_bench(configure(http_gateway(api_keys=str(path)))) as b,
-        serving(b),
-        AsyncClient(b.listen, KEY) as alice,
-        AsyncClient(b.listen, OTHER) as bob,
-    ):
-        assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
-        keys_file(path, bob={"key": OTHER})
-        b.process.access.reload()
-        await fails(alice.chat("Hi", speech=False), UnauthenticatedError)
-        assert (await b.http.get("/v1/models", headers=BEARER)).status_code == 401
-        assert (await bob.chat("Hi", speech=False).result()).text == "Hello"
 
 
 async def test_the_page_of_another_origin_may_ask_what_it_may_send(configure: Configure, keys: str) -> None:
@@ -260,28 +252,12 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: Patch)
     assert [word for word in ("ERROR", *secrets) if word in text] == []
 
 
-async def test_a_keys_file_without_keys_is_refused(configure: Configure, tmp_path: Path, caplog: Log) -> None:
-    path = keys_file(tmp_path / "k", alice={"key": KEY})
-
-    async with bench(configure({"api_keys": str(path)})) as b, serving(b):
-        path.write_text("")
-        b.process.access.reload()
-        assert "nothing was changed" in caplog.text
-        assert "holds no key" in caplog.text
-        assert caplog.records[-1].levelname == "ERROR"
-        async with AsyncClient(b.listen, KEY) as alice:
-            assert (await alice.chat("Hi", speech=False).result()).text == "Hello"
-    with pytest.raises(ConfigError, match=r"holds no key.*omnirelay api-key"):
-        ApiKeys(path)
-
-
-async def test_a_gateway_open_to_others_says_so(configure: Configure, keys: str, caplog: Log) -> None:
+def test_a_gateway_open_to_others_says_so(configure: Configure, keys: str, caplog: Log) -> None:
     for gateway, told in (({}, 2), ({"api_keys": keys}, 1)):
         config = configure({**gateway, "listen": f"tcp://0.0.0.0:{free_ports(1)[0]}"})
         caplog.clear()
         with caplog.at_level(logging.WARNING, "gateway.access.access"):
-            async with bench(config, ready=False) as b:
-                b.process.access.warn()
+            Access(config).warn()
         assert len([each for each in caplog.messages if "gateway.listen" in each]) == told
 
 

@@ -15,7 +15,7 @@ import pytest
 from omnirelay import AsyncAnswer, AsyncClient, AudioEvent, Client, TextEvent
 from omnirelay.errors import CancelledRequestError, GatewayUnreachableError
 from omnirelay.protocol import PROTOCOL_VERSION, Welcome, pack, read_frame
-from tests.gateway.bench import Bench, Configure, Patch, bench, fails, run
+from tests.gateway.bench import Bench, Configure, Patch, bench, fails
 from tests.gateway.fake_stages import until
 from tests.gateway.test_tls import Certified, tls_address
 
@@ -37,7 +37,7 @@ async def test_leaving_while_audio_streams_over_tls_is_no_error(configure: Confi
 
 
 @pytest.mark.filterwarnings("error")
-async def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> None:
+async def test_a_plain_client_that_was_closed_says_so(tcp: Bench) -> None:
     def use(listen: str) -> None:
         with Client(listen) as client:
             answer = client.chat("Hi")
@@ -52,11 +52,10 @@ async def test_a_plain_client_that_was_closed_says_so(configure: Configure) -> N
             with answer:
                 pass
 
-    async with bench(configure()) as b:
-        await asyncio.to_thread(use, b.listen)
+    await asyncio.to_thread(use, tcp.listen)
 
 
-async def test_threads_that_wait_hear_that_their_client_is_closed(configure: Configure) -> None:
+async def test_threads_that_wait_hear_that_their_client_is_closed(tcp: Bench) -> None:
     def use(listen: str) -> None:
         client = Client(listen)
         answers = [client.chat("Hi") for _ in range(4)]
@@ -76,11 +75,10 @@ async def test_threads_that_wait_hear_that_their_client_is_closed(configure: Con
             thread.join(5)
         assert len(heard) == 4
 
-    async with bench(configure()) as b:
-        await asyncio.to_thread(use, b.listen)
+    await asyncio.to_thread(use, tcp.listen)
 
 
-async def test_a_plain_client_that_is_lost_leaves_nothing(configure: Configure) -> None:
+async def test_a_plain_client_that_is_lost_leaves_nothing(tcp: Bench) -> None:
     def lose(listen: str) -> threading.Thread:
         client = Client(listen)
         thread, answer = client._thread, client.chat("Hi")
@@ -89,17 +87,16 @@ async def test_a_plain_client_that_is_lost_leaves_nothing(configure: Configure) 
         gc.collect()
         return thread
 
-    async with bench(configure()) as b:
-        losing = asyncio.create_task(asyncio.to_thread(lose, b.listen))
-        request = await b.stages.request(0)
-        await b.stages.text(request.request_id, 0, b.encode("Hello"))
-        thread = await losing
-        await b.stages.aborted(request.request_id)
-        await until(lambda: not thread.is_alive(), "the end of the client's thread")
-        await until(lambda: not b.process.access.tcp_places.taken, "no connection")
+    losing = asyncio.create_task(asyncio.to_thread(lose, tcp.listen))
+    request = await tcp.stages.request(0)
+    await tcp.stages.text(request.request_id, 0, tcp.encode("Hello"))
+    thread = await losing
+    await tcp.stages.aborted(request.request_id)
+    await until(lambda: not thread.is_alive(), "the end of the client's thread")
+    await until(lambda: not tcp.process.access.tcp_places.taken, "no connection")
 
 
-def test_what_is_collected_on_the_clients_thread_does_not_block_it(configure: Configure) -> None:
+async def test_what_is_collected_on_the_clients_thread_does_not_block_it(tcp: Bench) -> None:
     def events(client: Client) -> Generator[Any, None, None]:
         with client.chat("Hi") as answer:
             yield from answer
@@ -120,17 +117,13 @@ def test_what_is_collected_on_the_clients_thread_does_not_block_it(configure: Co
             assert collected.wait(30)
             assert client.status().ready
 
-    async def scenario() -> None:
-        async with bench(configure()) as b:
-            using = asyncio.create_task(asyncio.to_thread(use, b.listen))
-            request = await b.stages.request(0)
-            await b.stages.text(request.request_id, 0, b.encode("Hello"))
-            await using
-            await b.stages.aborted(request.request_id)
-
     gc.disable()
     try:
-        run(scenario())
+        using = asyncio.create_task(asyncio.to_thread(use, tcp.listen))
+        request = await tcp.stages.request(0)
+        await tcp.stages.text(request.request_id, 0, tcp.encode("Hello"))
+        await using
+        await tcp.stages.aborted(request.request_id)
     finally:
         gc.enable()
 
@@ -158,7 +151,7 @@ async def test_a_forked_process_needs_a_client_of_its_own(tcp: Bench) -> None:
     assert said.decode().splitlines() == ["a process that was forked needs a client of its own", "7 True"]
 
 
-async def test_a_client_of_another_event_loop_is_not_waited_for(configure: Configure) -> None:
+async def test_a_client_of_another_event_loop_is_not_waited_for(tcp: Bench) -> None:
     def use(client: AsyncClient, answer: AsyncAnswer) -> None:
         async def ask() -> None:
             for work in (answer.result, client.status):
@@ -171,12 +164,12 @@ async def test_a_client_of_another_event_loop_is_not_waited_for(configure: Confi
         with pytest.raises(RuntimeError):
             client.chat("Hi")
 
-    async with bench(configure()) as b, AsyncClient(b.listen) as client:
+    async with AsyncClient(tcp.listen) as client:
         answer = client.chat("Hi")
         await asyncio.to_thread(use, client, answer)
-        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        await tcp.stages.answer(await tcp.stages.request(0), tcp.encode("Hello"))
         client.chat("Hi again")
-        assert len(b.stages.requests) == 1
+        assert len(tcp.stages.requests) == 1
 
 
 @asynccontextmanager
@@ -320,7 +313,7 @@ async def test_so_is_one_of_plain_code(tcp: Bench, leave: Callable[[Client], Non
     await asyncio.to_thread(client.close)
 
 
-async def test_the_result_is_always_that_of_the_whole_answer(configure: Configure) -> None:
+async def test_the_result_is_always_that_of_the_whole_answer(tcp: Bench) -> None:
     def use(listen: str) -> None:
         with Client(listen) as client:
             answer = client.chat("Hi")
@@ -332,7 +325,6 @@ async def test_the_result_is_always_that_of_the_whole_answer(configure: Configur
             assert repr(first) == "ChatResult(text='Hello', audio_seconds=0.01)"
             assert list(answer) == []
 
-    async with bench(configure()) as b:
-        b.stages.serve(b.encode("Hello"))
-        await asyncio.to_thread(use, b.listen)
-        assert (b.counts["completed"], b.counts["cancelled"]) == (1, 0)
+    tcp.stages.serve(tcp.encode("Hello"))
+    await asyncio.to_thread(use, tcp.listen)
+    assert (tcp.counts["completed"], tcp.counts["cancelled"]) == (1, 0)

@@ -2,6 +2,8 @@
 
 import asyncio
 import io
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -286,85 +288,71 @@ def test_what_an_older_gateway_does_not_know_is_not_sent_to_it() -> None:
     assert msgspec.msgpack.decode(b"\x82\xa4type\xa7welcome\xa7version\x01", type=Welcome) == Welcome(1)
 
 
+@asynccontextmanager
+async def sending() -> AsyncIterator[tuple[Outbox, asyncio.Event, bytearray]]:
+    """An outbox that is at work, when its peer is to read, and what arrived there."""
+    reads, ended, arrived = asyncio.Event(), asyncio.Event(), bytearray()
+
+    async def read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reads.wait()
+        while piece := await reader.read(2**20):
+            arrived.extend(piece)
+        writer.close()
+        ended.set()
+
+    async with asyncio.timeout(60), await asyncio.start_server(read, "127.0.0.1", 0) as server:
+        _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
+        outbox = Outbox(writer)
+        working = asyncio.create_task(outbox.run())
+        yield outbox, reads, arrived
+        working.cancel()
+        writer.close()
+        await ended.wait()
+
+
 @pytest.mark.parametrize("limits", [UNLIMITED, Welcome(1, max_piece_bytes=MAX_PIECE_BYTES)])
-def test_a_large_request_waits_for_its_reader_and_lets_others_work(limits: Welcome) -> None:
+async def test_a_large_request_waits_for_its_reader_and_lets_others_work(limits: Welcome) -> None:
     """What is written is bounded however large the request is, and the loop comes round in between.
 
     A cancel goes before the next piece of it, and behind it where the gateway takes no pieces.
     """
-
-    async def scenario() -> None:
-        arrived = bytearray()
-        go_on = asyncio.Event()
-
-        async def read_late(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            await go_on.wait()
-            while piece := await reader.read(2**20):
-                arrived.extend(piece)
-            writer.close()
-
-        server = await asyncio.start_server(read_late, "127.0.0.1", 0)
-        async with server:
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            outbox = Outbox(writer)
-            pieces: Pieces = [b"head", memoryview(RNG.bytes(2**25)), b"tail"]
-            frames = [b"".join(frame) for frame in frames_of(1, pieces, limits)]
-            upload = outbox.submit(1, pieces, limits)
-            sending = asyncio.create_task(outbox.run())
-            waiting = 0
-            for _ in range(2000):
-                await asyncio.sleep(0)
-                waiting = max(waiting, writer.transport.get_write_buffer_size())
-            assert 0 < waiting <= 2 * PIECE_BYTES
-            assert 0 < upload.sent_bytes < 2**25
-            begun = upload.sent_bytes // MAX_PIECE_BYTES + 2
-            cancel = pack(Cancel(2))
-            outbox.say(cancel)
-            go_on.set()
-            rounds = 0
-            while len(arrived) < sum(map(len, frames)) + len(cancel):
-                await asyncio.sleep(0)
-                rounds += 1
-            assert rounds > 2**25 / PIECE_BYTES
-            at = arrived.index(cancel)
-            assert arrived[:at] + arrived[at + len(cancel) :] == b"".join(frames)
-            assert at <= sum(map(len, frames[:begun]))
-            assert upload.sent_bytes == upload.total_bytes
-            sending.cancel()
-            writer.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+    async with sending() as (outbox, reader, arrived):
+        pieces: Pieces = [b"head", memoryview(RNG.bytes(2**25)), b"tail"]
+        frames = [b"".join(frame) for frame in frames_of(1, pieces, limits)]
+        upload = outbox.submit(1, pieces, limits)
+        waiting = 0
+        for _ in range(2000):
+            await asyncio.sleep(0)
+            waiting = max(waiting, outbox._writer.transport.get_write_buffer_size())
+        assert 0 < waiting <= 2 * PIECE_BYTES
+        assert 0 < upload.sent_bytes < 2**25
+        begun = upload.sent_bytes // MAX_PIECE_BYTES + 2
+        cancel = pack(Cancel(2))
+        outbox.say(cancel)
+        reader.set()
+        rounds = 0
+        while len(arrived) < sum(map(len, frames)) + len(cancel):
+            await asyncio.sleep(0)
+            rounds += 1
+        assert rounds > 2**25 / PIECE_BYTES
+        at = arrived.index(cancel)
+        assert arrived[:at] + arrived[at + len(cancel) :] == b"".join(frames)
+        assert at <= sum(map(len, frames[:begun]))
+        assert upload.sent_bytes == upload.total_bytes
 
 
-def test_of_a_request_that_is_cancelled_no_more_is_sent() -> None:
-    async def scenario() -> None:
-        begun = asyncio.Event()
-        arrived = bytearray()
-
-        async def read_little(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-            arrived.extend(await reader.readexactly(MAX_PIECE_BYTES))
-            begun.set()
-            while piece := await reader.read(2**20):
-                arrived.extend(piece)
-            writer.close()
-
-        server = await asyncio.start_server(read_little, "127.0.0.1", 0)
-        async with server:
-            _, writer = await asyncio.open_connection(*server.sockets[0].getsockname())
-            outbox = Outbox(writer)
-            limits = Welcome(1, max_piece_bytes=MAX_PIECE_BYTES)
-            for client_id in (1, 2):
-                outbox.submit(client_id, [memoryview(bytes(2**30))], limits)
-            sending = asyncio.create_task(outbox.run())
-            await begun.wait()
-            assert not outbox.withdraw(1)
-            assert outbox.withdraw(2)
-            assert not outbox.withdraw(3)
-            outbox.say(b"the end")
-            while not arrived.endswith(b"the end"):
-                await asyncio.sleep(0)
-            assert len(arrived) < 2**25
-            sending.cancel()
-            writer.close()
-
-    asyncio.run(asyncio.wait_for(scenario(), 20))
+async def test_of_a_request_that_is_cancelled_no_more_is_sent() -> None:
+    async with sending() as (outbox, reader, arrived):
+        limits = Welcome(1, max_piece_bytes=MAX_PIECE_BYTES)
+        for client_id in (1, 2):
+            outbox.submit(client_id, [memoryview(bytes(2**30))], limits)
+        reader.set()
+        while len(arrived) < MAX_PIECE_BYTES:
+            await asyncio.sleep(0)
+        assert not outbox.withdraw(1)
+        assert outbox.withdraw(2)
+        assert not outbox.withdraw(3)
+        outbox.say(b"the end")
+        while not arrived.endswith(b"the end"):
+            await asyncio.sleep(0)
+        assert len(arrived) < 2**25

@@ -10,7 +10,6 @@ from typing import Any
 import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus
 
 from gateway.access.places import Places, Proxies, holder_of
 from omnirelay.events import ErrorEvent
@@ -155,20 +154,6 @@ async def test_a_full_server_makes_place_for_a_new_address(configure: Configure,
         await until(lambda: s.alive() <= 20)
 
 
-async def test_nobody_fills_the_monitor(configure: Configure, monkeypatch: Patch) -> None:
-    """The oldest connection is closed for one more, whoever holds it."""
-    monkeypatch.setattr("shared.http.server.MAX_WATCHERS", 4)
-
-    async with http_bench(configure(watched_gateway())) as b, sockets() as s:
-        where = monitor_of(b)
-        first = await s.connect(where, LIVE)
-        for _ in range(8):
-            await s.connect(where, LIVE)
-        assert await ask(s, where)
-        assert not await is_served(first)
-        await until(lambda: s.alive() == 4)
-
-
 async def test_the_monitor_tells_health_and_metrics_and_nothing_else(configure: Configure) -> None:
     config = configure(watched_gateway(http=None))
     async with bench(config) as b:
@@ -288,16 +273,6 @@ async def test_a_second_head_has_the_same_limit(web: HttpBench) -> None:
         assert re.findall(rb"HTTP/1.1 (\d+)", await reader.read()) == [b"200", b"400"]
 
 
-@pytest.mark.parametrize("method", [b"POST", b"HEAD"])
-async def test_a_body_with_two_lengths_is_refused(web: HttpBench, method: bytes) -> None:
-    both = b"Content-Length: 200000000\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
-    async with sockets() as s:
-        reader = await s.connect(web.address, CHAT.replace(b"POST", method) + both)
-        answer = await reader.read()
-        assert answer.startswith(b"HTTP/1.1 400")
-        assert (b"both a Content-Length and a Transfer-Encoding" in answer) is (method == b"POST")
-
-
 @pytest.mark.parametrize("keep", [b"Connection: close\r\n", b""])
 @pytest.mark.parametrize("reply", [b"413", b"404"])
 async def test_who_sends_a_long_body_hears_an_answer(configure: Configure, keep: bytes, reply: bytes) -> None:
@@ -314,13 +289,13 @@ async def test_who_sends_a_long_body_hears_an_answer(configure: Configure, keep:
         assert reply in await reader.readline()
 
 
-async def test_what_is_drained_is_bounded(configure: Configure, monkeypatch: Patch) -> None:
+async def test_what_is_drained_is_bounded(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr(protocol, "DRAIN_BYTES", 10**6)
 
-    async with http_bench(configure(http_gateway())) as b, sockets() as s:
+    async with sockets() as s:
         for keep in (b"Connection: close\r\n", b""):
             head = CHAT.replace(b"/v1/chat/completions", b"/nowhere") + keep
-            await s.connect(b.address, head + b"Content-Length: %d\r\n\r\n" % 10**9)
+            await s.connect(web.address, head + b"Content-Length: %d\r\n\r\n" % 10**9)
             writer = s.open[-1][1]
             with pytest.raises(ConnectionError):
                 await write(writer, 10**9)
@@ -358,31 +333,14 @@ async def test_a_message_of_a_websocket_is_an_upload_like_others(configure: Conf
         await until(lambda: b.process.access.http_places.quota.used == 0)
 
 
-async def test_a_websocket_message_that_stops_coming_ends_it(
-    configure: Configure, monkeypatch: Patch
-) -> None:
+async def test_a_websocket_message_that_stops_coming_ends_it(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.2)
 
-    async with http_bench(configure(http_gateway())) as b:
-        socket = await session(b)
-        socket.transport.write(partial_message(10_000_000, 1000))
-        async with asyncio.timeout(60):
-            await socket.wait_closed()
-        assert not b.process._server._uploads._uploads
-
-
-async def test_one_address_does_not_take_all_sessions(configure: Configure, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
-
-    async with http_bench(configure(http_gateway())) as b:
-        mine = [await session(b) for _ in range(4)]
-        with pytest.raises(InvalidStatus, match="429"):
-            await session(b)
-        url = f"ws://127.0.0.1:{b.address[1]}/v1/realtime"
-        async with connect(url, local_addr=OTHER) as other:
-            await other.recv()
-        for socket in mine:
-            await socket.close()
+    socket = await session(web)
+    socket.transport.write(partial_message(10_000_000, 1000))
+    async with asyncio.timeout(60):
+        await socket.wait_closed()
+    assert not web.process._server._uploads._uploads
 
 
 async def test_who_reads_nothing_keeps_no_socket_open(tcp: Bench) -> None:

@@ -1,6 +1,7 @@
-"""Messages that cost far more than their size: time that grows with its square, or memory not counted."""
+"""Messages that cost more than their size: in time, in memory, and while nobody has processed them."""
 
 import asyncio
+import base64
 import json
 import socket
 import sys
@@ -8,11 +9,12 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
-from websockets.asyncio.client import connect
-from websockets.exceptions import ConnectionClosedError
+from websockets.asyncio.client import ClientConnection, connect
+from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.memory_budget import MemoryBudget
@@ -21,8 +23,11 @@ from gateway.http.openai import messages, responses
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
+from gateway.http.realtime.events import ClientEvent
 from gateway.http.realtime.items import Item, Recorded, read_item, sound_item
 from gateway.http.realtime.protocol import BoundedWebSocket
+from gateway.http.realtime.responses import Responses
+from gateway.http.realtime.session import Session
 from gateway.input.prompt import PromptBuilder
 from gateway.tcp import incoming
 from gateway.validation import Validator
@@ -31,8 +36,10 @@ from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
 from shared.config import MediaConfig
 from shared.http.protocol import READ_BYTES, BoundedProtocol
-from tests.gateway.bench import Configure, Patch, RawClient, bench, serves
-from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.bench import Bench, Configure, Patch, RawClient, serves
+from tests.gateway.fake_stages import until
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.gateway.realtime import TONE, idle
 
 
 @pytest.mark.timeout(60)
@@ -67,7 +74,7 @@ def test_kept_messages_without_text_count_with_what_they_take() -> None:
 
 
 async def test_schemas_of_functions_are_checked_off_the_event_loop(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch
+    web: HttpBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """250 KB of them, as lists in a list, stopped the gateway for 0.4 s."""
     checkers = set[threading.Thread]()
@@ -81,18 +88,17 @@ async def test_schemas_of_functions_are_checked_off_the_event_loop(
     function = {"name": "f", "parameters": parameters}
     settings = {"tools": [{"type": "function", **function}], "tool_choice": "required"}
     session = {"type": "realtime", "output_modalities": ["text"], **settings}
-    async with http_bench(configure(http_gateway())) as b:
-        tools = [{"type": "function", "function": function}]
-        await b.post(modalities=["text"], tools=tools, tool_choice="required")
-        await b.http.post("/v1/responses", json={"model": "omnirelay", "input": "Hi", **settings})
-        secret = (await b.http.post("/v1/realtime/client_secrets", json={"session": session})).json()["value"]
-        headers = {"Authorization": f"Bearer {secret}"}
-        url = b.url.replace("http:", "ws:") + "/v1/realtime"
-        async with connect(url, additional_headers=headers) as socket:
-            for event in ({"type": "session.update", "session": session}, {"type": "response.create"}):
-                await socket.send(json.dumps(event))
-            while "response.done" not in str(await socket.recv()):
-                pass
+    tools = [{"type": "function", "function": function}]
+    await web.post(modalities=["text"], tools=tools, tool_choice="required")
+    await web.http.post("/v1/responses", json={"model": "omnirelay", "input": "Hi", **settings})
+    secret = (await web.http.post("/v1/realtime/client_secrets", json={"session": session})).json()["value"]
+    headers = {"Authorization": f"Bearer {secret}"}
+    url = web.url.replace("http:", "ws:") + "/v1/realtime"
+    async with connect(url, additional_headers=headers) as socket:
+        for event in ({"type": "session.update", "session": session}, {"type": "response.create"}):
+            await socket.send(json.dumps(event))
+        while "response.done" not in str(await socket.recv()):
+            pass
     # Bodies on one thread, which clients use in turn.
     assert sum(each.name.startswith("parsing") for each in checkers) == 1
     assert threading.main_thread() not in checkers
@@ -125,32 +131,29 @@ def test_values_of_a_message_are_counted(monkeypatch: Patch, value: object, coun
 
 
 @pytest.mark.parametrize("as_pieces", [False, True])
-async def test_a_tcp_message_of_very_many_values_is_refused(configure: Configure, as_pieces: bool) -> None:
+async def test_a_tcp_message_of_very_many_values_is_refused(tcp: Bench, as_pieces: bool) -> None:
     """100 MiB of a field that repeats stopped the gateway for a second."""
     field = msgspec.msgpack.encode("chunk_frames") + b"\xdc\x04\x00" + b"\x01" * 1024
     request = b"\xde" + (300).to_bytes(2, "big") + field * 300
     assert msgspec.msgpack.decode(request, type=GenerateRequest).chunk_frames == [1] * 1024
 
-    async with bench(configure()) as b:
-        client = await RawClient.connect(b)
-        if as_pieces:
-            for at in range(0, len(request), MAX_PIECE_BYTES):
-                data = request[at : at + MAX_PIECE_BYTES]
-                client.say(Piece(1, at, data, last=at + len(data) == len(request)))
-            answer = await client.hear()
-            assert isinstance(answer, Reply)
-            assert "values" in str(answer.event)
-        else:
-            client.say_bytes(
-                b"\x83"
-                + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request")))
-                + request
-            )
-            answer = await client.hear()
-            assert isinstance(answer, Refusal)
-            assert "values" in answer.message
-        await client.close()
-        await serves(b)
+    client = await RawClient.connect(tcp)
+    if as_pieces:
+        for at in range(0, len(request), MAX_PIECE_BYTES):
+            data = request[at : at + MAX_PIECE_BYTES]
+            client.say(Piece(1, at, data, last=at + len(data) == len(request)))
+        answer = await client.hear()
+        assert isinstance(answer, Reply)
+        assert "values" in str(answer.event)
+    else:
+        client.say_bytes(
+            b"\x83" + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request"))) + request
+        )
+        answer = await client.hear()
+        assert isinstance(answer, Refusal)
+        assert "values" in answer.message
+    await client.close()
+    await serves(tcp)
 
 
 class Compared(str):
@@ -173,9 +176,7 @@ def test_keeping_an_answer_does_not_look_at_all_others() -> None:
 
 
 @pytest.mark.parametrize("kind", ["chunks", "frames"])
-async def test_little_of_a_stream_is_read_at_once(
-    configure: Configure, monkeypatch: Patch, kind: str
-) -> None:
+async def test_little_of_a_stream_is_read_at_once(web: HttpBench, monkeypatch: Patch, kind: str) -> None:
     """256 KiB of chunks or frames of a byte stopped the gateway for half a second."""
     sizes = []
     for protocol in (BoundedProtocol, BoundedWebSocket):
@@ -192,21 +193,20 @@ async def test_little_of_a_stream_is_read_at_once(
         "frames": (f"GET /v1/realtime HTTP/1.1\r\n{upgrade}", b"\x89\x80\0\0\0\0"),
     }[kind]
 
-    async with http_bench(configure(http_gateway())) as b:
-        host, port = b.url.removeprefix("http://").split(":")
-        reader, writer = await asyncio.open_connection(host, int(port))
-        writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
-        writer.write(f"{head}Host: {host}\r\n\r\n".encode())
-        if kind == "chunks":
-            writer.write(body * 20_000 + b"0\r\n\r\n")
-            assert (await reader.readline()).split()[1] == b"400"
-        else:
-            await reader.readuntil(b"\r\n\r\n")
-            writer.write(body * 20_000)
-            async with asyncio.timeout(60):
-                while sum(sizes) < 20_000 * len(body):
-                    await asyncio.sleep(0.01)
-        writer.transport.abort()
+    host, port = web.url.removeprefix("http://").split(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    writer.get_extra_info("socket").setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 2**20)
+    writer.write(f"{head}Host: {host}\r\n\r\n".encode())
+    if kind == "chunks":
+        writer.write(body * 20_000 + b"0\r\n\r\n")
+        assert (await reader.readline()).split()[1] == b"400"
+    else:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(body * 20_000)
+        async with asyncio.timeout(60):
+            while sum(sizes) < 20_000 * len(body):
+                await asyncio.sleep(0.01)
+    writer.transport.abort()
     assert sum(sizes) >= 20_000 * len(body)
     assert max(sizes) <= READ_BYTES
 
@@ -269,3 +269,153 @@ def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: Patch) ->
     deleted = conversation.make_room()
     assert 300 < len(deleted) < MAX_ITEMS
     assert weighed == MAX_ITEMS
+
+
+MIB = 2**20
+ASK: dict[str, Any] = {"type": "response.create", "model": "omnirelay", "input": "Hi"}
+
+
+def uploads(b: Bench) -> int:
+    return b.process._server._uploads.used
+
+
+def held(b: Bench) -> int:
+    return b.process.gateway.held.total
+
+
+async def dial(b: HttpBench, path: str) -> ClientConnection:
+    return await connect(b.url.replace("http:", "ws:") + path, ping_interval=None, max_size=None)
+
+
+async def say(socket: ClientConnection, **message: Any) -> int:
+    text = json.dumps(message)
+    await socket.send(text)
+    return len(text)
+
+
+async def test_small_uploads_of_one_connection_are_counted_together(tcp: Bench) -> None:
+    """64 of 256 KiB each were not, on each of 410 connections."""
+    client = await RawClient.connect(tcp)
+    for number in range(40):
+        client.say(Piece(number, 0, bytes(MAX_PIECE_BYTES)))
+    await until(lambda: uploads(tcp) == 40 * MAX_PIECE_BYTES)
+    await client.close()
+    await until(lambda: uploads(tcp) == 0)
+
+
+async def test_responses_that_wait_for_another_are_counted(web: HttpBench) -> None:
+    socket = await dial(web, "/v1/responses")
+    await say(socket, **ASK)
+    first = await web.stages.request(0)
+    # One waits, one waits to wait, and one is not taken.
+    sizes = [await say(socket, **ASK, instructions="x" * MIB) for _ in range(3)]
+    await until(lambda: held(web) == sum(sizes[:2]))
+    # Its head may have come with the end of the one before.
+    await until(lambda: uploads(web) > sizes[2] - READ_BYTES)
+    socket.transport.abort()
+    await web.stages.answer(first, web.encode("Hello"))
+    await idle(web)
+    await until(lambda: uploads(web) == 0)
+
+
+async def test_a_response_for_which_memory_is_short_is_refused(configure: Configure) -> None:
+    config = configure(http_gateway(), {"max_request_bytes": MIB, "max_item_bytes": MIB}, held_bytes=2 * MIB)
+    async with http_bench(config) as b:
+        socket = await dial(b, "/v1/responses")
+        await say(socket, **ASK)
+        first = await b.stages.request(0)
+        for _ in range(2):
+            await say(socket, **ASK, instructions="x" * (3 * MIB // 2))
+        while (event := json.loads(await socket.recv()))["type"] != "error":
+            pass
+        assert event["code"] == "busy"
+        await b.stages.answer(first, b.encode("Hello"))
+        await socket.close()
+        await idle(b)
+
+
+async def test_a_message_that_nobody_takes_is_dropped_where_memory_is_short(
+    configure: Configure, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gateway.fairness.uploads.RECENT_S", 0.1)
+    config = configure(http_gateway(), {"max_request_bytes": MIB, "max_item_bytes": MIB}, held_bytes=3 * MIB)
+    async with http_bench(config) as b:
+        socket = await dial(b, "/v1/responses")
+        await say(socket, **ASK)
+        first = await b.stages.request(0)
+        for size in (1, 1, 2 * MIB):
+            await say(socket, **ASK, instructions="x" * size)
+        room = b.process._server._uploads
+        await until(lambda: room.used > MIB and all(each.speed() < 2**17 for each in room._uploads))
+        other = await RawClient.connect(b)
+        for at in range(0, 2 * MIB, MAX_PIECE_BYTES):
+            other.say(Piece(1, at, bytes(MAX_PIECE_BYTES)))
+        await until(lambda: room.used == 2 * MIB)
+        with suppress(ConnectionClosed):
+            while True:
+                await socket.recv()
+        await b.stages.answer(first, b.encode("Hello"))
+        await other.close()
+        await idle(b)
+
+
+async def test_texts_that_wait_to_be_spoken_are_counted(web: HttpBench) -> None:
+    socket = await dial(web, "/v1/audio/speech/stream")
+    await say(socket, type="session.config")
+    await say(socket, type="input.text", text="A sentence that is long enough to be spoken. ")
+    await web.stages.request(0)
+    text = "\N{SNOWMAN WITHOUT SNOW}" * 30_000
+    for _ in range(3):
+        await say(socket, type="input.text", text=text)
+    await until(lambda: held(web) == 3 * 4 * len(text))
+    socket.transport.abort()
+    await idle(web)
+
+
+async def test_an_event_of_a_session_is_counted_while_it_is_processed(
+    web: HttpBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    handle, seen = Session.handle, list[int]()
+
+    async def watched(session: Session, event: ClientEvent) -> None:
+        seen.append(held(web))
+        await handle(session, event)
+
+    monkeypatch.setattr(Session, "handle", watched)
+    socket = await dial(web, "/v1/realtime")
+    part = {"type": "input_text", "text": "x" * MIB}
+    item = {"type": "message", "role": "user", "content": [part]}
+    size = await say(socket, type="conversation.item.create", item=item)
+    while json.loads(await socket.recv())["type"] != "conversation.item.done":
+        pass
+    assert seen == [size]
+    # The item has its text twice: for the model, and for clients.
+    await until(lambda: held(web) < 2 * MIB + 100)
+    await socket.close()
+    await idle(web)
+
+
+async def test_a_recording_that_does_not_become_an_item_is_returned(
+    web: HttpBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The session ends while the answer is interrupted that the recording interrupts."""
+    sessions, waiting = list[Session](), asyncio.Event()
+    begin = Session.begin
+
+    async def begun(session: Session, told: dict[str, Any] | None = None) -> None:
+        sessions.append(session)
+        await begin(session, told)
+
+    async def interrupt(_: Responses) -> None:
+        waiting.set()
+        await asyncio.Event().wait()
+
+    monkeypatch.setattr(Session, "begin", begun)
+    monkeypatch.setattr(Responses, "interrupt", interrupt)
+    socket = await dial(web, "/v1/realtime")
+    await say(socket, type="input_audio_buffer.append", audio=base64.b64encode(TONE).decode())
+    await say(socket, type="input_audio_buffer.commit")
+    await waiting.wait()
+    assert held(web)
+    sessions[0].too_slow.set()
+    await idle(web)

@@ -1,7 +1,13 @@
-"""What is malformed, hostile or slow is refused, and harms nobody else."""
+"""What is malformed, hostile or slow is refused, and harms nobody else; no request holds code or a place."""
 
 import asyncio
+import json
 import logging
+import urllib.parse
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any, get_args
 
 import msgspec
 import pytest
@@ -10,15 +16,34 @@ import zmq
 from gateway.process import GatewayProcess
 from omnirelay import errors
 from omnirelay.events import DoneEvent, ErrorEvent
-from omnirelay.protocol import PROTOCOL_VERSION, Cancel, Hello, Piece, Refusal, Reply, Submit, pack
+from omnirelay.protocol import (
+    PROTOCOL_VERSION,
+    Cancel,
+    GenerateRequest,
+    Hello,
+    Piece,
+    Refusal,
+    Reply,
+    Submit,
+    pack,
+)
 from omnirelay.version import version
-from shared.messages import Abort, AudioChunk, TextDelta
+from shared.messages import (
+    Abort,
+    AudioChunk,
+    ControlToStage,
+    TalkerInput,
+    TextDelta,
+    ThinkerInput,
+    ThinkRequest,
+    Token2WavInput,
+)
 from shared.messages.payloads import Blob
 from shared.transport.control import ControlClient
 from shared.transport.wire import VERSION_BYTE, WIRE_VERSION, Frame, encode
 from tests.gateway.bench import HI, Bench, Configure, Log, Patch, RawClient, bench, serves, submit
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HttpBench
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 
 
 async def test_other_version_is_told_both_versions(tcp: Bench, monkeypatch: Patch) -> None:
@@ -54,17 +79,16 @@ async def flooded(b: Bench) -> RawClient:
     return raw
 
 
-async def test_client_must_begin_with_hello(configure: Configure, monkeypatch: Patch) -> None:
+async def test_client_must_begin_with_hello(tcp: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.05)
 
-    async with bench(configure()) as b:
-        for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
-            raw = await RawClient.connect(b, greet=False)
-            raw.writer.write(first)
-            assert isinstance(await raw.hear(), Refusal)
-            assert await raw.closed()
-            await raw.close()
-        await serves(b)
+    for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
+        raw = await RawClient.connect(tcp, greet=False)
+        raw.writer.write(first)
+        assert isinstance(await raw.hear(), Refusal)
+        assert await raw.closed()
+        await raw.close()
+    await serves(tcp)
 
 
 async def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(tcp: Bench) -> None:
@@ -86,17 +110,16 @@ async def test_an_upload_that_does_not_begin_at_its_beginning_is_answered(tcp: B
     await raw.close()
 
 
-async def test_pieces_of_uploads_long_ended_are_forgotten(configure: Configure, monkeypatch: Patch) -> None:
+async def test_pieces_of_uploads_long_ended_are_forgotten(tcp: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.tcp.connection.MAX_ENDED_EARLY", 2)
 
-    async with bench(configure()) as b:
-        raw = await RawClient.connect(b)
-        for number in range(3):
-            raw.say(Piece(number, 5, b"x"))
-            await raw.told()
-        (connection,) = b.process._server._connections.values()
-        assert list(connection._ended_early) == [1, 2]
-        await raw.close()
+    raw = await RawClient.connect(tcp)
+    for number in range(3):
+        raw.say(Piece(number, 5, b"x"))
+        await raw.told()
+    (connection,) = tcp.process._server._connections.values()
+    assert list(connection._ended_early) == [1, 2]
+    await raw.close()
 
 
 async def test_wrong_messages_end_only_themselves(tcp: Bench) -> None:
@@ -144,15 +167,14 @@ async def test_slow_client_loses_its_requests_only(configure: Configure) -> None
         await raw.close()
 
 
-async def test_client_that_reads_nothing_is_hung_up_on(configure: Configure, monkeypatch: Patch) -> None:
+async def test_client_that_reads_nothing_is_hung_up_on(tcp: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.tcp.connection.STALL_S", 0.2)
 
-    async with bench(configure()) as b:
-        raw = await flooded(b)
-        await until(lambda: b.counts["cancelled"] == 1)
-        assert len(await raw.reader.read()) < 64 * 2**18
-        raw.writer.transport.abort()
-        await serves(b)
+    raw = await flooded(tcp)
+    await until(lambda: tcp.counts["cancelled"] == 1)
+    assert len(await raw.reader.read()) < 64 * 2**18
+    raw.writer.transport.abort()
+    await serves(tcp)
 
 
 async def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:
@@ -239,3 +261,94 @@ async def test_addresses_in_use_are_named(web: HttpBench, configure: Configure) 
     with pytest.raises(errors.ConfigError, match=r"gateway\.http"):
         await GatewayProcess(configure({"http": "tcp://192.0.2.1:8000"})).start()
     await serves(web)
+
+
+@asynccontextmanager
+async def listening() -> AsyncIterator[tuple[int, list[object]]]:
+    """A port of this machine where nobody must connect, and who did."""
+    connected: list[object] = []
+
+    async def take(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        connected.append(writer)
+        writer.close()
+
+    async with await asyncio.start_server(take, "127.0.0.1", 0) as server:
+        yield server.sockets[0].getsockname()[1], connected
+
+
+async def test_no_request_connects_anywhere(configure: Configure) -> None:
+    """Addresses come from the configuration and from members of the stack, never from a request."""
+
+    async with listening() as (port, connected), http_bench(configure(http_gateway())) as b:
+        place = {"remote_host": "127.0.0.1", "remote_port": port, "do_remote_prefill": True}
+        address = f"tcp://127.0.0.1:{port}"
+        fields: list[dict[str, Any]] = [
+            {"kv_transfer_params": place},
+            {"bootstrap_host": "127.0.0.1", "bootstrap_port": port, "bootstrap_room": 1},
+            {"disaggregated_params": place},
+            {"ec_transfer_params": place},
+            {"route": {"talker": address, "token2wav": address}},
+            {"inbox": address},
+            {"callback_url": f"http://127.0.0.1:{port}/"},
+        ]
+        for each in fields:
+            assert (await b.post(**each)).status_code == 400, each
+        media = [
+            {"type": kind, kind: {"url": f"{scheme}://127.0.0.1:{port}/"}}
+            for kind in ("image_url", "video_url", "audio_url")
+            for scheme in ("http", "https", "ftp", "tcp")
+        ]
+        for part in media:
+            messages = [{"role": "user", "content": [part]}]
+            assert (await b.post(messages=messages)).status_code == 400, part
+        raw = await RawClient.connect(b)
+        request = msgspec.msgpack.encode({"messages": [{"role": "user", "content": "Hi"}], **fields[4]})
+        raw.say(Submit(1, msgspec.Raw(request)))
+        assert (await raw.hear()).event.code == "invalid_request"  # type: ignore[union-attr]
+        await raw.close()
+        headers = {"X-Forwarded-Host": f"127.0.0.1:{port}", "X-Omnirelay-Inbox": address}
+        forwarded = await b.http.get(f"http://127.0.0.1:{b.address[1]}/v1/models", headers=headers)
+        assert forwarded.status_code == 200
+        assert b.stages.requests == []
+        assert connected == []
+
+
+def fields_of(kind: type[msgspec.Struct]) -> Iterator[str]:
+    """The names of a message's fields, those of the structs in it among them."""
+    for field in msgspec.structs.fields(kind):
+        yield field.encode_name
+        for part in (field.type, *get_args(field.type)):
+            if isinstance(part, type) and issubclass(part, msgspec.Struct):
+                yield from fields_of(part)
+
+
+@pytest.mark.parametrize(
+    "union", [GenerateRequest, ThinkerInput, TalkerInput, Token2WavInput, ControlToStage]
+)
+def test_no_message_of_a_request_has_a_place_for_an_address(union: Any) -> None:
+    kinds = [union] if isinstance(union, type) else get_args(union)
+    names = {name for kind in kinds for name in fields_of(kind)}
+    assert names
+    if union in (ThinkerInput, ThinkRequest):
+        assert "prompt_token_ids" in names
+    words = ("address", "host", "port", "endpoint", "inbox", "url", "path", "callback")
+    assert not [name for name in names if name in words or name.endswith(tuple(f"_{word}" for word in words))]
+
+
+async def test_what_is_json_and_still_harmful_is_data(web: HttpBench, tmp_path: Path) -> None:
+    """As jsonpickle, YAML tags and templates would follow it."""
+    target = tmp_path / "made"
+    tags = [
+        {"py/object": "os.mkdir", "py/reduce": [{"py/type": "os.mkdir"}, {"py/tuple": [str(target)]}]},
+        f"!!python/object/apply:os.mkdir ['{target}']",
+        f"{{{{ cycler.__init__.__globals__.os.mkdir('{target}') }}}}",
+        urllib.parse.quote(f"$(mkdir {target})"),
+        f"$(mkdir {target})",
+    ]
+    web.stages.serve(web.encode("Hello"))
+    for tag in tags:
+        text = tag if isinstance(tag, str) else json.dumps(tag)
+        answer = await web.post(messages=[{"role": "user", "content": text}])
+        assert answer.status_code == 200
+        assert (await web.post(messages=tag)).status_code == 400
+    assert not target.exists()

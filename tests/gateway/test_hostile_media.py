@@ -15,7 +15,7 @@ from omnirelay.events import ErrorEvent
 from omnirelay.protocol import MAX_PIECE_BYTES, PIECE_BYTES, Cancel, Piece, Refusal, Reply, Submit, pack
 from tests.gateway.bench import HI, Bench, Configure, Patch, RawClient, bench, fails, serves, submit
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import http_bench, http_gateway
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 
 MIB = 2**20
 POST = "POST /v1/chat/completions HTTP/1.1\r\nHost: localhost\r\n"
@@ -244,35 +244,33 @@ async def test_the_gateway_stops_although_frames_are_coming(configure: Configure
             await raw.close()
 
 
-async def test_a_frame_that_stops_coming_is_given_up(configure: Configure, monkeypatch: Patch) -> None:
+async def test_a_frame_that_stops_coming_is_given_up(tcp: Bench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.3)
 
-    async with bench(configure()) as b:
-        raw = await RawClient.connect(b)
-        raw.writer.write(frame_with(50 * MIB)[: 40 * MIB])
-        assert "comes too slowly" in (await raw.refused()).message
-        assert await raw.closed()
-        await raw.close()
-        raw = await RawClient.connect(b)
-        raw.say(Piece(1, 0, bytes(1000)))
-        assert (await raw.told())[1] == "upload_too_slow"
-        await raw.close()
-        assert uploads(b) == 0
-        await serves(b)
+    raw = await RawClient.connect(tcp)
+    raw.writer.write(frame_with(50 * MIB)[: 40 * MIB])
+    assert "comes too slowly" in (await raw.refused()).message
+    assert await raw.closed()
+    await raw.close()
+    raw = await RawClient.connect(tcp)
+    raw.say(Piece(1, 0, bytes(1000)))
+    assert (await raw.told())[1] == "upload_too_slow"
+    await raw.close()
+    assert uploads(tcp) == 0
+    await serves(tcp)
 
 
-async def test_a_steady_upload_that_is_too_slow_is_given_up(configure: Configure, monkeypatch: Patch) -> None:
+async def test_a_steady_upload_that_is_too_slow_is_given_up(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.5)
 
-    async with http_bench(configure(http_gateway())) as b:
-        reader, writer = await asyncio.open_connection(*b.address)
-        writer.write(f"{POST}Transfer-Encoding: chunked\r\n\r\n".encode())
-        answer = asyncio.create_task(reader.readline())
-        while not answer.done():
-            writer.write(b"1\r\nx\r\n")
-            await asyncio.wait({answer}, timeout=0.05)
-        assert b" 408 " in answer.result()
-        writer.close()
+    reader, writer = await asyncio.open_connection(*web.address)
+    writer.write(f"{POST}Transfer-Encoding: chunked\r\n\r\n".encode())
+    answer = asyncio.create_task(reader.readline())
+    while not answer.done():
+        writer.write(b"1\r\nx\r\n")
+        await asyncio.wait({answer}, timeout=0.05)
+    assert b" 408 " in answer.result()
+    writer.close()
 
 
 PIECES: dict[str, tuple[list[Piece], str]] = {
@@ -330,7 +328,7 @@ async def test_a_cancel_waits_for_no_upload(configure: Configure) -> None:
         assert b.process.gateway.held.total == 0
 
 
-async def test_decoding_holds_up_nobody_and_keeps_nothing(configure: Configure, monkeypatch: Patch) -> None:
+async def test_decoding_holds_up_nobody_and_keeps_nothing(tcp: Bench, monkeypatch: Patch) -> None:
     begun, go_on = threading.Event(), threading.Event()
     decoded: list[str] = []
 
@@ -342,19 +340,19 @@ async def test_decoding_holds_up_nobody_and_keeps_nothing(configure: Configure, 
 
     monkeypatch.setattr("gateway.input.media.decode_data_url", slow)
 
-    async with bench(configure()) as b, b.client() as client, b.client() as other:
+    async with tcp.client() as client, tcp.client() as other:
         try:
             first = client.chat(images="data:,1")
             await until(begun.is_set)
             assert (await other.status()).ready
             waiting = client.chat(images="data:,2")
-            await until(lambda: b.process.gateway.held.total == 14)
+            await until(lambda: tcp.process.gateway.held.total == 14)
             waiting.cancel()
             await fails(waiting, errors.CancelledRequestError)
             first.cancel()
             await fails(first, errors.CancelledRequestError)
-            assert b.process.gateway.held.total == 0
+            assert tcp.process.gateway.held.total == 0
         finally:
             go_on.set()
-        await serves(b)
+        await serves(tcp)
         assert decoded == ["data:,1"]

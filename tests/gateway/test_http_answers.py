@@ -14,8 +14,7 @@ from gateway.http.openai.completions import read_completion
 from gateway.http.openai.kept_answers import ENTRY_BYTES, KEPT_S, KeptAnswers
 from gateway.http.openai.strings import parse
 from omnirelay.errors import InvalidRequestError
-from tests.gateway.bench import Configure
-from tests.gateway.guarded import keys_file
+from tests.gateway.bench import Configure, keys_file
 from tests.gateway.http_bench import HI, MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
 
 ANSWER = "one two three"

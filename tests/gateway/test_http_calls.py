@@ -248,15 +248,3 @@ async def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: 
         # Long before the peer counts as gone.
         async with asyncio.timeout(10):
             await free(b, "too_slow")
-
-
-async def test_many_calls_are_held_and_freed(web: HttpBench, answers: None) -> None:
-    callers = [Caller(web.http) for _ in range(8)]
-    try:
-        await asyncio.gather(*(each.call(QUIET) for each in callers))
-        await asyncio.gather(*(ask(each, "output_audio_buffer.stopped") for each in callers))
-        assert web.process.access.http_places.quota.used >= len(callers)
-    finally:
-        await asyncio.gather(*(each.close() for each in callers))
-    ends: list[CallEnd] = ["hung_up"] * len(callers)
-    await free(web, *ends)

@@ -34,9 +34,8 @@ from gateway.http.realtime.webrtc.peer import (
 )
 from omnirelay.errors import InvalidRequestError
 from shared.config.gateway import WebRtcConfig
-from tests.gateway.bench import Configure, Patch
+from tests.gateway.bench import BEARER, OTHER, Configure, Patch
 from tests.gateway.caller import Caller, calling
-from tests.gateway.guarded import BEARER, OTHER
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 from tests.gateway.test_http_calls import CALLS, QUIET, connected, free, with_calls
 

@@ -38,9 +38,8 @@ from gateway.requests.lifecycle import StateCounts
 from gateway.requests.metrics import GatewayMetrics
 from omnirelay.cli.main import main
 from shared.config import DEFAULT_CHECKPOINT, Config, TlsConfig
-from tests.gateway.bench import Configure, Patch, bench
+from tests.gateway.bench import Configure, Patch, bench, keys_file
 from tests.gateway.fake_stages import SPEAKERS
-from tests.gateway.guarded import keys_file
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_tls import Certified
 from tests.support.children import ROOT
@@ -249,46 +248,44 @@ def here(block: str, b: HttpBench) -> str:
     return block.replace("tcp://127.0.0.1:5555", b.listen).replace("http://127.0.0.1:8000", b.url.rstrip("/"))
 
 
-async def test_the_examples_run(configure: Configure, tmp_path: Path, monkeypatch: Patch) -> None:
+async def test_the_examples_run(web: HttpBench, tmp_path: Path, monkeypatch: Patch) -> None:
     text = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
     monkeypatch.chdir(tmp_path)
     for name in FILES:
         Path(name).write_bytes(name.encode())
-    async with http_bench(configure(http_gateway())) as b:
-        b.stages.serve(b.encode("Hello"))
-        for page in PAGES:
-            for block in examples(page):
-                example = compile(here(block, b), page.name, "exec")
-                await asyncio.to_thread(exec, example, {"__name__": page.stem})
-        lines = re.findall(r"^    omnirelay (chat .*--(?:audio|image|video) [^\]\n]*)$", text, re.MULTILINE)
-        for line in lines:
-            assert await asyncio.to_thread(main, [*shlex.split(line), "--gateway", b.listen]) == 0
-        sent = [tuple(item.kind for item in request.media) for request in b.stages.requests]
-        assert len(lines) == 4
-        assert sent[-4:] == [("audio",), ("image",), ("video",), ("audio", "image", "image")]
-        assert {"audio", "image", "video"} <= {kind for kinds in sent[:-4] for kind in kinds}
+    web.stages.serve(web.encode("Hello"))
+    for page in PAGES:
+        for block in examples(page):
+            example = compile(here(block, web), page.name, "exec")
+            await asyncio.to_thread(exec, example, {"__name__": page.stem})
+    lines = re.findall(r"^    omnirelay (chat .*--(?:audio|image|video) [^\]\n]*)$", text, re.MULTILINE)
+    for line in lines:
+        assert await asyncio.to_thread(main, [*shlex.split(line), "--gateway", web.listen]) == 0
+    sent = [tuple(item.kind for item in request.media) for request in web.stages.requests]
+    assert len(lines) == 4
+    assert sent[-4:] == [("audio",), ("image",), ("video",), ("audio", "image", "image")]
+    assert {"audio", "image", "video"} <= {kind for kinds in sent[:-4] for kind in kinds}
 
 
-async def test_the_examples_for_http_run(configure: Configure, tmp_path: Path, monkeypatch: Patch) -> None:
+async def test_the_examples_for_http_run(web: HttpBench, tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("question.wav").write_bytes(spoken())
 
-    async with http_bench(configure(http_gateway())) as b:
-        b.stages.serve(b.encode("Hello"))
-        names: dict[str, object] = {}
-        # The pages do not close them; when they are collected, and whether in peace, would be chance.
-        clients = set()
-        for page in API:
-            for block in examples(page):
-                await asyncio.to_thread(exec, compile(here(block, b), page.name, "exec"), names)
-                clients.add(names["client"])
-        for client in clients:
-            if isinstance(client, openai.OpenAI):
-                client.close()
-        assert Path("reply.mp3").stat().st_size > 100
-        # Samples of the imitated stages.
-        assert Path("reply.pcm").stat().st_size == 2 * 360
-        assert Path("morning.wav").stat().st_size == 44 + 2 * 360
+    web.stages.serve(web.encode("Hello"))
+    names: dict[str, object] = {}
+    # The pages do not close them; when they are collected, and whether in peace, would be chance.
+    clients = set()
+    for page in API:
+        for block in examples(page):
+            await asyncio.to_thread(exec, compile(here(block, web), page.name, "exec"), names)
+            clients.add(names["client"])
+    for client in clients:
+        if isinstance(client, openai.OpenAI):
+            client.close()
+    assert Path("reply.mp3").stat().st_size > 100
+    # Samples of the imitated stages.
+    assert Path("reply.pcm").stat().st_size == 2 * 360
+    assert Path("morning.wav").stat().st_size == 44 + 2 * 360
 
 
 SHIM = """#!/bin/sh

@@ -2,8 +2,10 @@
 
 import base64
 import json
+import struct
 from typing import Any
 
+import numpy as np
 import pytest
 
 from gateway.http.fields import IGNORED, NEUTRAL
@@ -260,6 +262,33 @@ def test_what_is_wrong_is_refused_and_named(fields: dict[str, Any], param: str |
     assert type(error) is InvalidRequestError
     assert error.param == param
     assert param is None or param.split("[")[0].split(".")[0] in str(error)
+
+
+def embeddings() -> str:
+    """Rows as vLLM takes them of its callers, in base64."""
+    rows = np.full((4, 64), np.nan, np.float32).tobytes()
+    return base64.b64encode(struct.pack("<2q", 2**40, -1) + rows).decode()
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"prompt_embeds": embeddings()},
+        {"prompt_token_ids": [2**31, -1]},
+        {"mm_hashes": ["0"]},
+        {"multi_modal_data": {"image": embeddings()}},
+        {"multi_modal_uuids": {"image": ["same"]}},
+        {"mm_placeholders": {"image": [{"offset": -1, "length": 2**31}]}},
+        {"mm_processor_kwargs": {"max_pixels": 2**40}},
+        {"media_io_kwargs": {"video": {"num_frames": -1}}},
+        said({"type": "image_embeds", "image_embeds": embeddings()}),
+        said({"type": "audio_embeds", "audio_embeds": embeddings()}),
+        said({"type": "image_url", "image_url": {"url": "data:,"}, "uuid": "same"}),
+    ],
+    ids=lambda fields: next(iter(fields)),
+)
+def test_no_tensor_hash_or_range_of_a_caller_is_taken(fields: dict[str, Any]) -> None:
+    assert refused(**fields).code in ("invalid_request", "unsupported")
 
 
 @pytest.mark.parametrize("size", [3, MIN_LENGTH])

@@ -1,6 +1,7 @@
-"""What operators and browsers see of the gateway over HTTP."""
+"""What operators and browsers see of the gateway over HTTP; and a stack of gateway and thinker alone."""
 
 import asyncio
+import os
 import re
 import shutil
 import time
@@ -17,17 +18,25 @@ from gateway.requests import history
 from gateway.requests.history import RequestHistory, RequestReport
 from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
 from gateway.requests.metrics import GatewayMetrics, RequestMeter
+from omnirelay import Client
 from omnirelay.cli.status import describe
-from omnirelay.errors import ConfigError, PoisonRequestError, StageUnavailableError
+from omnirelay.errors import (
+    ConfigError,
+    InvalidRequestError,
+    PoisonRequestError,
+    StageUnavailableError,
+)
 from omnirelay.version import version
+from ops.doctor import machine, network
 from shared.checkpoints import served_name
 from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.families import QWEN2_5_OMNI
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
-from tests.gateway.bench import Configure, Patch
+from tests.gateway.bench import Configure, Patch, fails
 from tests.gateway.fake_stages import SPEAKERS, until
 from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
+from tests.gateway.test_processes import end, read_until, start
 from tests.support.http import PROMETHEUS, Answer
 from tests.support.ports import free_ports
 
@@ -345,7 +354,13 @@ async def test_a_stack_is_ready_with_one_replica_of_each_stage_ready(configure: 
         assert (await b.http.get("/health")).status_code == 200
         b.stages.replica("talker").silent = True
         await until(lambda: registry.count("talker", "down") == 2)
-        assert (await b.http.get("/readyz")).json()["reasons"] == ["the talker is down"]
+        ready = await b.http.get("/readyz")
+        assert ready.status_code == 503
+        assert ready.json() == {"status": "unavailable", "reasons": ["the talker is down"]}
+        assert (await b.http.get("/health")).status_code == 503
+        assert (await b.http.get("/livez")).status_code == 200
+        assert await b.metric('omnirelay_stage_up{stage="talker"}') == 0
+        assert await b.metric('omnirelay_stage_replicas{stage="talker",state="down"}') == 2
 
 
 @pytest.mark.parametrize(
@@ -359,3 +374,63 @@ def test_hosts_and_origins_are_written_as_browsers_do(key: str, wrong: list[str]
     for each in wrong:
         with pytest.raises(ConfigError, match=rf"gateway\.http_{key}"):
             load_config(environment={f"OMNIRELAY_GATEWAY__HTTP_{key.upper()}": f"['{each}']"})
+
+
+READ = {"model": MODEL, "input": "Hi", "voice": "Chelsie"}
+CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
+
+
+async def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -> None:
+    config = configure(http_gateway()).model_copy(update={"text_only": True})
+    async with http_bench(config, ready=False, alive=["thinker"]) as b, b.client() as client:
+        await until(lambda: b.process.status().ready)
+        ready = await b.http.get("/readyz")
+        assert ready.status_code == 200
+        assert ready.json() == {"status": "ok", "reasons": [], "text_only": True}
+        report = b.process.status()
+        assert [stage.name for stage in report.stages] == ["thinker"]
+        assert f"model: {report.gateway.model}, text only\n" in describe(report)
+        told = (await b.http.get("/metrics")).text
+        assert 'omnirelay_stage_up{stage="thinker"} 1.0' in told
+        assert 'omnirelay_stage_up{stage="talker"}' not in told
+        await fails(client.chat("Hi"), InvalidRequestError, "text-only")
+        for path, body in (("/v1/audio/speech", READ), ("/v1/chat/completions", CHAT | SPOKEN)):
+            refused = await b.http.post(path, json=body)
+            assert refused.status_code == 400
+            assert "is text-only" in refused.json()["error"]["message"]
+        asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=CHAT))
+        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+        assert (await asked).json()["choices"][0]["message"]["content"] == "Hello"
+
+
+async def test_a_thinker_that_is_missing_is_still_told(configure: Configure) -> None:
+    config = configure(http_gateway()).model_copy(update={"text_only": True})
+    async with http_bench(config, ready=False, alive=[]) as b:
+        ready = await b.http.get("/readyz")
+        assert (ready.status_code, ready.json()["reasons"]) == (503, ["the thinker is starting"])
+        assert not b.process.status().ready
+
+
+def test_up_starts_the_thinker_alone(place: Path) -> None:
+    with start("omnirelay.cli", "up", "--text-only") as process:
+        told = "".join(read_until(process, "ready: tcp://"))
+        assert ", text only)" in told
+        assert "[talker]" not in told
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            assert [stage.name for stage in client.status().stages] == ["thinker"]
+            assert client.chat("Hi", speech=False).result().done.finish_reason == "stop"
+            with pytest.raises(InvalidRequestError, match="text-only"):
+                client.chat("Hi").result()
+        end(process)
+
+
+def test_the_doctor_looks_at_what_there_is_to_be() -> None:
+    taken = {"talker": {"inbox": "tcp://127.0.0.1:5555"}}
+    both = Config.model_validate({"stages": taken})
+    alone = Config.model_validate({"stages": taken, "text_only": True})
+    assert [each.level for each in network.check_addresses(both)] == ["problem"]
+    assert [each.level for each in network.check_addresses(alone)] == ["ok"]
+    readings = machine.read_machine()
+    told = "; ".join(each.what for each in machine.check_cpus(alone, readings, on_cpu=True))
+    assert "thinker" in told
+    assert "talker" not in told

@@ -148,28 +148,6 @@ async def test_speech_cut_short_is_told(web: HttpBench) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
-async def test_media_reach_the_thinker(web: HttpBench) -> None:
-    sound, picture, video = b"a sound", b"a picture" * 40_000, b"a video"
-    given = [("video_url", video), ("image_url", picture), ("audio_url", sound)]
-    encoded = {kind: base64.b64encode(data).decode() for kind, data in given}
-    content: Any = [
-        {"type": "text", "text": "What are these?"},
-        {"type": "input_audio", "input_audio": {"data": encoded["audio_url"], "format": "wav"}},
-        *({"type": kind, kind: {"url": f"data:;base64,{encoded[kind]}"}} for kind, _ in given),
-    ]
-    async with speaking(web, ANSWER, CHUNKS):
-        await web.ai.chat.completions.create(
-            model=MODEL,
-            messages=[{"role": "user", "content": content}],
-            extra_body={"mm_processor_kwargs": {"use_audio_in_video": True}},
-        )
-    request = web.stages.requests[0]
-    items = [(item.kind, bytes(item.data.view)) for item in request.media]
-    assert items == [("audio", sound), ("video", video), ("image", picture), ("audio", sound)]
-    assert request.use_audio_in_video
-    assert web.process.gateway.held.total == 0
-
-
 async def test_text_to_speech(web: HttpBench) -> None:
     async with speaking(web, ANSWER, CHUNKS):
         for form in ("mp3", "opus", "aac", "flac", "wav", "pcm"):

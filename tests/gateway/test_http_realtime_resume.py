@@ -18,9 +18,8 @@ from gateway.http.realtime.outbox import Outbox
 from gateway.requests.metrics import ResumeOutcome
 from shared.config import Config
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Configure, Patch
+from tests.gateway.bench import KEY, OTHER, Configure, Patch
 from tests.gateway.fake_stages import until
-from tests.gateway.guarded import KEY, OTHER
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.realtime import ANSWER, CHUNKS, HELLO, PUSH_TO_TALK, TONE, ask, idle, recording, talking
 

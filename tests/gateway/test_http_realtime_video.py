@@ -22,7 +22,6 @@ from omnirelay.errors import BusyError, MediaError, MediaTooLargeError
 from shared.config import MediaConfig
 from shared.messages import MediaItem
 from tests.gateway.bench import Configure
-from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speak, speaking
 from tests.gateway.realtime import (
     ANSWER,
@@ -301,20 +300,6 @@ async def test_who_takes_no_videos(configure: Configure) -> None:
         assert (await error_of(c)).code == "unsupported"
 
 
-async def test_frames_are_counted_as_held_memory(configure: Configure) -> None:
-    async with http_bench(configure(http_gateway(), held_bytes=100 * 2**20)) as b:
-        async with talking(b) as c:
-            other = b.process.gateway.held.of("other")
-            other.grow(100 * 2**20 - 1000)
-            await look(c, JPEG)
-            assert (await error_of(c)).code == "busy"
-            other.release()
-            await look(c, JPEG, 500)
-            await settle(c)
-            assert b.process.gateway.held.total == len(JPEG)
-        await until(lambda: b.process.gateway.held.total == 0, "nothing held")
-
-
 def video_of(budget: MemoryBudget | None = None, **media: Any) -> InputVideo:
     held = budget or MemoryBudget(2**30, lambda: 1)
     return InputVideo(MediaConfig(**media), held.of("a"))
@@ -417,7 +402,7 @@ def test_the_sound_of_a_video_is_in_memory_twice_and_in_a_request_once() -> None
 
 @pytest.mark.parametrize("early", [False, True])
 async def test_videos_are_made_off_the_event_loop(
-    configure: Configure, monkeypatch: pytest.MonkeyPatch, early: bool
+    web: HttpBench, monkeypatch: pytest.MonkeyPatch, early: bool
 ) -> None:
     """That of 30 s, with large frames, stopped the gateway for 0.1 s."""
     make, makers = InputVideo.recorded, list[threading.Thread]()
@@ -427,16 +412,15 @@ async def test_videos_are_made_off_the_event_loop(
         return make(video, sound, begin_ms)
 
     monkeypatch.setattr(InputVideo, "recorded", watched)
-    async with http_bench(configure(http_gateway())) as b:
-        async with listening(b, early=True) if early else talking(b) as c:
-            await look(c, SEEN[0])
-            if early:
-                await append(c, spoken(350))
-                await b.stages.request(0)
-            else:
-                await append(c, spoken(0))
-                await commit(c)
-        await idle(b)
+    async with listening(web, early=True) if early else talking(web) as c:
+        await look(c, SEEN[0])
+        if early:
+            await append(c, spoken(350))
+            await web.stages.request(0)
+        else:
+            await append(c, spoken(0))
+            await commit(c)
+    await idle(web)
     assert makers
     assert threading.main_thread() not in makers
 

@@ -26,7 +26,6 @@ from omnirelay.errors import InvalidRequestError, RequestError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.tools import Call, Function, Tool, tool_result
 from tests.gateway.bench import Patch, fails
-from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, speaking
 from tests.gateway.test_http_fields import CALL, TOOL, read
 
@@ -189,11 +188,9 @@ def test_a_call_or_an_object() -> None:
     assert unused == read(response_format=form)
 
 
-async def test_openais_client_gets_calls(web: HttpBench) -> None:
+async def test_openais_client_gets_calls(web: HttpBench, roomy: HttpBench) -> None:
     answer = f"Let me see.\n{WEATHER}"
     async with speaking(web, answer, []):
-        web.stages.max_positions = 4096
-        await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
         fields: Any = {"model": MODEL, "messages": HI, "tools": [TOOL]}
         whole: Any = (await web.ai.chat.completions.create(**fields)).choices[0]
         assert (whole.finish_reason, whole.message.content) == ("tool_calls", "Let me see.")
@@ -226,11 +223,9 @@ def test_arguments_too_deep_to_be_read_stay_as_they_came(size: int) -> None:
     assert msgspec.json.encode(deep).decode() in part.text
 
 
-async def test_the_clients_calls_are_those_of_http(web: HttpBench) -> None:
+async def test_the_clients_calls_are_those_of_http(web: HttpBench, roomy: HttpBench) -> None:
     answer = f"Let me see.\n{WEATHER}"
     async with web.client() as client:
-        web.stages.max_positions = 4096
-        await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
         question = ChatMessage("user", "Hi")
         async with speaking(web, answer, []):
             result = await client.chat([question], speech=False, tools=[TOOL]).result()
@@ -262,10 +257,8 @@ async def test_the_clients_calls_are_those_of_http(web: HttpBench) -> None:
         assert "<tool_response>\nrain\n</tool_response>\n<tool_response>\nno wind\n</tool_response>" in said
 
 
-async def test_a_call_survives_the_clients_connection(web: HttpBench) -> None:
+async def test_a_call_survives_the_clients_connection(web: HttpBench, roomy: HttpBench) -> None:
     async with web.client(reconnect_s=20) as client:
-        web.stages.max_positions = 4096
-        await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
         answer = client.chat("Hi", speech=False, tools=[TOOL])
         request, ids = await web.stages.request(0), web.encode(WEATHER)
         await web.stages.text(request.request_id, 0, ids[:5])

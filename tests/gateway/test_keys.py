@@ -24,8 +24,7 @@ from omnirelay.cli.main import main
 from omnirelay.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
 from omnirelay.protocol import GenerateRequest, Hello
 from shared.config import load_config
-from tests.gateway.bench import Configure, Output, Patch
-from tests.gateway.guarded import BEARER, CHAT, KEY, keys_file, written
+from tests.gateway.bench import BEARER, CHAT, KEY, Configure, Output, Patch, keys_file, written
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.realtime import ANSWER, CHUNKS, HELLO, ask, idle
 
@@ -113,12 +112,15 @@ def test_what_is_read_again_holds_from_then_on(tmp_path: Path) -> None:
         with pytest.raises(UnauthenticatedError):
             withdrawn.open()
     assert keys.client("T") is not turned
+    with pytest.raises(UnauthenticatedError):
+        keys.client("g")
     limited.open()
     with pytest.raises(BusyError, match="may have 1 open requests"):
         limited.open()
-    path.write_text("broken: [")
-    with pytest.raises(ConfigError):
-        keys.read()
+    for nothing, why in (("broken: [", "is not YAML"), ("", r"holds no key.*omnirelay api-key")):
+        path.write_text(nothing)
+        with pytest.raises(ConfigError, match=why):
+            keys.read()
     assert keys.client("k") is kept
     metrics = {
         (sample.name, *sample.labels.values()): sample.value
@@ -330,16 +332,15 @@ async def test_a_key_opens_sessions_as_ordered(configure: Configure, keys: str, 
         assert b.process.gateway.held.total > 0
 
 
-async def test_a_key_expires_and_its_memory_is_free(configure: Configure, monkeypatch: Patch) -> None:
+async def test_a_key_expires_and_its_memory_is_free(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.SECOND_S", 0.03)
 
-    async with http_bench(configure(http_gateway())) as b:
-        secret = await made(b, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
-        assert b.process.gateway.held.total > 0
-        assert "\nomnirelay_client_secrets 1.0\n" in (await b.http.get("/metrics")).text
-        await idle(b)
-        assert await refused(b, secret["value"]) == 401
-        assert "\nomnirelay_client_secrets 0.0\n" in (await b.http.get("/metrics")).text
+    secret = await made(web, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
+    assert web.process.gateway.held.total > 0
+    assert "\nomnirelay_client_secrets 1.0\n" in (await web.http.get("/metrics")).text
+    await idle(web)
+    assert await refused(web, secret["value"]) == 401
+    assert "\nomnirelay_client_secrets 0.0\n" in (await web.http.get("/metrics")).text
 
 
 @pytest.mark.parametrize("keyed", [True, False])
@@ -403,7 +404,6 @@ async def test_requests_that_are_refused(web: HttpBench, body: dict[str, Any], p
 
 async def test_bounds(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.access.ephemeral.MAX_KEYS", 5)
-
     async with http_bench(configure(http_gateway())) as b:
         codes = [(await b.http.post(URL)).status_code for _ in range(6)]
         # One place is left for other clients.

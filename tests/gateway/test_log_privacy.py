@@ -23,8 +23,8 @@ from omnirelay.errors import OmniRelayError
 from ops.launcher import Stack, running
 from shared.config import Config, load_config
 from shared.transport.keys import load_keys
-from tests.gateway.bench import Configure, Log, Patch, run
-from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
+from tests.gateway.bench import Configure, Log, Patch
+from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
 from tests.support.ports import free_ports
 
 MARK = "xyzzyPlugh"
@@ -229,21 +229,20 @@ def refusals(caplog: Log) -> list[str]:
 
 
 @pytest.mark.parametrize(("words", "problem"), NOT_HTTP, ids=lambda value: str(value)[:20])
-async def test_of_what_is_not_http(configure: Configure, caplog: Log, words: bytes, problem: str) -> None:
+async def test_of_what_is_not_http(web: HttpBench, caplog: Log, words: bytes, problem: str) -> None:
     with caplog.at_level(logging.INFO, "shared.http"), caplog.at_level(logging.INFO, "gateway.http"):
-        async with http_bench(configure(http_gateway())) as b:
-            reader, writer = await asyncio.open_connection(*b.address)
-            with closing(writer):
-                writer.write(words)
-                head, _, body = (await reader.read()).partition(b"\r\n\r\n")
-            assert head.startswith(b"HTTP/1.1 400")
-            # What the library says of a handshake is plain text.
-            assert b"WebSocket" in body or json.loads(body)["error"]["type"] == "invalid_request_error"
-            assert b"bytearray" not in body
-            (line,) = refusals(caplog)
-            assert line.startswith("400 ")
-            assert problem in line
-            assert (await b.http.get("/livez")).status_code == 200
+        reader, writer = await asyncio.open_connection(*web.address)
+        with closing(writer):
+            writer.write(words)
+            head, _, body = (await reader.read()).partition(b"\r\n\r\n")
+        assert head.startswith(b"HTTP/1.1 400")
+        # What the library says of a handshake is plain text.
+        assert b"WebSocket" in body or json.loads(body)["error"]["type"] == "invalid_request_error"
+        assert b"bytearray" not in body
+        (line,) = refusals(caplog)
+        assert line.startswith("400 ")
+        assert problem in line
+        assert (await web.http.get("/livez")).status_code == 200
 
 
 async def test_of_connections_over_the_limit(configure: Configure, caplog: Log) -> None:
@@ -275,28 +274,21 @@ async def test_of_websockets(configure: Configure, keys: str, caplog: Log, monke
     assert lines == ["GET 'another path' 403", "GET '/v1/realtime' 429", "GET 'another path' 401"]
 
 
-def test_one_id_is_in_the_answer_and_in_the_log(configure: Configure, caplog: Log) -> None:
+async def test_one_id_is_in_the_answer_and_in_the_log(web: HttpBench, caplog: Log) -> None:
     """Of a request that is refused, and of one that fails at a stage before its first event."""
-
-    ids: list[str] = []
-
-    async def scenario() -> None:
-        async with http_bench(configure(http_gateway())) as b:
-            path, foul_body = "/v1/chat/completions", {"model": MODEL, "messages": HI, "top_p": 9}
-            refused = await b.http.post(path, json=foul_body, headers={"X-Request-Id": "mine-1"})
-            assert (refused.status_code, refused.headers["x-client-request-id"]) == (400, "mine-1")
-            foul = await b.http.post(path, json=foul_body, headers={"X-Request-Id": "m" * 200})
-            assert "x-client-request-id" not in foul.headers
-            sent = asyncio.create_task(b.post())
-            think = await b.stages.request(0)
-            await b.stages.fail(think.request_id, "thinker", "invalid_request", "it broke")
-            failed = await sent
-            assert failed.headers["x-request-id"] == think.request_id
-            ids.extend(each.headers["x-request-id"] for each in (refused, foul, failed))
-
     with caplog.at_level(logging.INFO, "gateway"):
-        run(scenario())
-    assert len(set(ids)) == 3
+        path, foul_body = "/v1/chat/completions", {"model": MODEL, "messages": HI, "top_p": 9}
+        refused = await web.http.post(path, json=foul_body, headers={"X-Request-Id": "mine-1"})
+        assert (refused.status_code, refused.headers["x-client-request-id"]) == (400, "mine-1")
+        foul = await web.http.post(path, json=foul_body, headers={"X-Request-Id": "m" * 200})
+        assert "x-client-request-id" not in foul.headers
+        sent = asyncio.create_task(web.post())
+        think = await web.stages.request(0)
+        await web.stages.fail(think.request_id, "thinker", "invalid_request", "it broke")
+        failed = await sent
+        assert failed.headers["x-request-id"] == think.request_id
+    ids = {each.headers["x-request-id"] for each in (refused, foul, failed)}
+    assert len(ids) == 3
     for each in ids:
         assert any(getattr(line, "request_id", None) == each for line in caplog.records), each
 
@@ -316,16 +308,15 @@ async def test_what_fails_by_the_stack_is_a_warning(configure: Configure, caplog
     assert levels == {"gateway.manager": logging.WARNING, "gateway.http.guards.guard": logging.WARNING}
 
 
-async def test_the_log_names_the_route_and_not_what_stands_in_it(configure: Configure, caplog: Log) -> None:
+async def test_the_log_names_the_route_and_not_what_stands_in_it(web: HttpBench, caplog: Log) -> None:
     with caplog.at_level(logging.INFO, "gateway.http"):
-        async with http_bench(configure(http_gateway())) as b:
-            await b.http.post(f"/v1/realtime/calls/rtc_{WORD}/hangup")
-            await b.http.get(f"/v1/requests/{WORD}")
-            b.stages.serve(b.encode("Hi"))
-            await b.http.post(
-                f"/v1/chat/completions?key={WORD}", json={"model": MODEL, "messages": HI, "user": WORD}
-            )
-            await b.http.get(f"/{WORD}%0d%0aforged")
+        await web.http.post(f"/v1/realtime/calls/rtc_{WORD}/hangup")
+        await web.http.get(f"/v1/requests/{WORD}")
+        web.stages.serve(web.encode("Hi"))
+        await web.http.post(
+            f"/v1/chat/completions?key={WORD}", json={"model": MODEL, "messages": HI, "user": WORD}
+        )
+        await web.http.get(f"/{WORD}%0d%0aforged")
     assert WORD not in caplog.text
     lines = [each.getMessage() for each in caplog.records if each.name == "gateway.http.guards.guard"]
     assert [line.rsplit(" ", 3)[0] for line in lines] == [

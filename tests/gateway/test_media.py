@@ -81,15 +81,6 @@ async def test_a_recording_is_transcribed(tcp: Bench, client: AsyncClient) -> No
     assert "Ada" in asked
 
 
-async def test_media_alone_are_a_prompt(tcp: Bench, client: AsyncClient) -> None:
-    client.chat(audio=SOUND)
-    assert [item.kind for item in (await tcp.stages.request(0)).media] == ["audio"]
-    client.chat("", audio=[SOUND, SOUND], images=PICTURE, videos=[FILM], system="Listen.")
-    request = await tcp.stages.request(1)
-    assert [item.kind for item in request.media] == ["audio", "audio", "image", "video"]
-    assert not request.use_audio_in_video
-
-
 async def test_media_that_are_refused_are_named(configure: Configure) -> None:
     media = {
         "max_item_bytes": 1000,
@@ -250,7 +241,7 @@ async def ended(answer: AsyncAnswer) -> None:
 
 
 @pytest.mark.parametrize("how", ["cancel", "finish", "refuse"])
-async def test_files_go_with_their_request(configure: Configure, monkeypatch: Patch, how: str) -> None:
+async def test_files_go_with_their_request(tcp: Bench, monkeypatch: Patch, how: str) -> None:
     bodies: list[weakref.ref[bytearray]] = []
 
     class Body(bytearray):
@@ -265,17 +256,17 @@ async def test_files_go_with_their_request(configure: Configure, monkeypatch: Pa
 
     monkeypatch.setattr(IncomingUpload, "finish", watched)
 
-    async with bench(configure()) as b, b.client() as client:
+    async with tcp.client() as client:
         parts: list[AudioPart | ImagePart] = [image(SOUND)]
         parts += [audio("data:;base64,?")] if how == "refuse" else []
         answer = client.chat(asking(*parts))
         if how != "refuse":
-            request = await b.stages.request(0)
+            request = await tcp.stages.request(0)
             assert bodies[0]() is not None
         if how == "cancel":
             answer.cancel()
         elif how == "finish":
-            await b.stages.answer(request, b.encode("Hello"))
+            await tcp.stages.answer(request, tcp.encode("Hello"))
         await ended(answer)
 
         def gone() -> bool:
@@ -283,7 +274,7 @@ async def test_files_go_with_their_request(configure: Configure, monkeypatch: Pa
             return bodies[0]() is None
 
         await until(gone, "the end of the file")
-        assert b.process.gateway.held.total == 0
+        assert tcp.process.gateway.held.total == 0
 
 
 def full_queue(configure: Configure, monkeypatch: Patch, backlog: int) -> Config:
@@ -315,16 +306,6 @@ async def test_requests_wait_while_the_thinkers_queue_is_full(
             assert (await answer.result()).text == "Hello"
         assert [request.seed for request in b.stages.requests] == [0, 2, 3, 7, 4, 5, 6]
         assert b.counts["failed"] == 0
-
-
-async def test_a_request_waits_no_longer_than_its_deadline(configure: Configure, monkeypatch: Patch) -> None:
-    config = full_queue(configure, monkeypatch, LARGE)
-
-    async with bench(config, listening=False) as b, b.client() as client:
-        for count in (1, 2):
-            client.chat(images=bytes(LARGE))
-            await until(lambda count=count: b.counts["thinking"] == count)  # type: ignore[misc]
-        await fails(client.chat(images=bytes(LARGE), deadline_s=0.1), errors.DeadlineError, "was queued")
 
 
 async def test_files_are_fetched_for_the_thinker(configure: Configure, tmp_path: object) -> None:

@@ -7,7 +7,6 @@ import resource
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -15,33 +14,24 @@ from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 
 from omnirelay import Client
 from omnirelay.errors import GatewayUnreachableError, MessageError
 from ops.console import Console
 from shared.log.repeats import BURST, INTERVAL_S
 from tests.gateway.bench import Output, Patch
+from tests.support.children import Child, python
 from tests.support.processes import wait_until
 
 START_S = 90.0
 STOP_S = 30.0
 
 
-@contextmanager
-def up(stdout: Any) -> Iterator["subprocess.Popen[bytes]"]:
+def up(stdout: Any) -> "Child[bytes]":
     """``omnirelay up`` with imitated stages."""
-    process = subprocess.Popen(
-        [sys.executable, "-m", "omnirelay.cli", "up"],
-        stdout=stdout,
-        stderr=subprocess.PIPE,
-        env=os.environ | {"OMNIRELAY_LOG_LEVEL": "debug", "OMNIRELAY_LOG_FORMAT": "json"},
-    )
-    try:
-        yield process
-    finally:
-        process.send_signal(signal.SIGCONT)
-        process.kill()
-        process.communicate()
+    environment = os.environ | {"OMNIRELAY_LOG_LEVEL": "debug", "OMNIRELAY_LOG_FORMAT": "json"}
+    return Child(python("-m", "omnirelay.cli", "up"), stdout=stdout, stderr=subprocess.PIPE, env=environment)
 
 
 def ready() -> bool:
@@ -92,23 +82,15 @@ def lines_are_dropped() -> bool:
     return dropped() > 0
 
 
-def test_a_launcher_whose_disk_is_full_serves_and_ends(place: Path) -> None:
-    with Path("/dev/full").open("wb") as full, up(full) as process:
+@pytest.mark.parametrize("full", [True, False], ids=["a full disk", "a pager that shows its first page"])
+def test_a_launcher_whose_log_takes_nothing_serves_and_ends(place: Path, full: bool) -> None:
+    with Path("/dev/full").open("wb") as disk, up(disk if full else subprocess.PIPE) as process:
         wait_until(ready, "readiness", START_S)
         wait_until(lines_are_dropped, "a line that is dropped", START_S)
         assert answers()
         end(process)
         assert process.stderr is not None
         assert process.stderr.read() == b""
-
-
-def test_a_launcher_that_nobody_reads_serves_and_ends(place: Path) -> None:
-    """As in a pager that shows its first page."""
-    with up(subprocess.PIPE) as process:
-        wait_until(ready, "readiness", START_S)
-        wait_until(lines_are_dropped, "a line that is dropped", START_S)
-        assert answers()
-        end(process)
 
 
 def test_a_launcher_that_is_stopped_does_not_stop_the_gateway(place: Path) -> None:
@@ -156,18 +138,13 @@ FILES = 256
 
 
 @contextmanager
-def gateway(log: Path) -> Iterator["subprocess.Popen[bytes]"]:
+def gateway(log: Path) -> Iterator["subprocess.Popen[Any]"]:
     """A gateway without stages."""
-    with log.open("wb") as file:
-        process = subprocess.Popen([sys.executable, "-m", "gateway"], stdout=file, stderr=file)
-    try:
+    with log.open("wb") as file, Child(python("-m", "gateway"), stdout=file, stderr=file) as process:
         wait_until(lambda: "listening on" in log.read_text(), "the gateway", 60)
         yield process
         process.send_signal(signal.SIGTERM)
         assert process.wait(60) == 0
-    finally:
-        process.kill()
-        process.wait()
 
 
 def address(key: str) -> tuple[str, int]:

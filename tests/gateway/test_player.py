@@ -13,7 +13,7 @@ from omnirelay import AudioEvent, ChatResult, Client, TextEvent
 from omnirelay.client import player
 from omnirelay.client.player import PLAYERS, Playback, find_player
 from omnirelay.errors import PlayerError
-from tests.gateway.bench import Configure, Patch, bench
+from tests.gateway.bench import Bench, Patch
 from tests.gateway.http_bench import speaking
 from tests.support.terminal import make_program
 
@@ -217,20 +217,20 @@ def test_what_is_there_to_its_end_is_played_at_once(programs: Path) -> None:
     assert (programs / "played").stat().st_size == 4 * 2400
 
 
-async def test_the_client_plays_an_answer(programs: Path, configure: Configure) -> None:
+async def test_the_client_plays_an_answer(programs: Path, tcp: Bench) -> None:
     put(programs, "aplay", f"exec cat > '{programs / 'played'}'")
     said = [np.frombuffer(samples(seconds), "<f4") for seconds in (0.25, 0.5)]
 
-    async with bench(configure()) as b, speaking(b, "How are you?", said):
-        result = await asyncio.to_thread(played, b.listen)
+    async with speaking(tcp, "How are you?", said):
+        result = await asyncio.to_thread(played, tcp.listen)
         assert result.text == "How are you?"
         assert (programs / "played").read_bytes() == result.waveform == b"".join(map(bytes, said))
         put(programs, "aplay", "echo no such device >&2; exit 1")
         with pytest.raises(PlayerError, match="no such device"):
-            await asyncio.to_thread(played, b.listen)
+            await asyncio.to_thread(played, tcp.listen)
         (programs / "aplay").unlink()
         with pytest.raises(PlayerError, match="install one of paplay"):
-            await asyncio.to_thread(played, b.listen)
+            await asyncio.to_thread(played, tcp.listen)
 
 
 def played(address: str) -> ChatResult:

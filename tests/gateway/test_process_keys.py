@@ -15,8 +15,7 @@ import zmq
 from gateway.dispatch.stage_transport import StageTransport
 from omnirelay import AsyncClient
 from omnirelay.cli.main import main
-from ops.launcher import Stack, running
-from shared.config import Config, load_config
+from shared.config import Config
 from shared.messages import (
     ROLES,
     STAGES,
@@ -43,6 +42,7 @@ from shared.transport.sockets import connect
 from shared.transport.wire import encode
 from tests.gateway.bench import Log, Output, Patch
 from tests.gateway.fake_stages import until
+from tests.gateway.test_log_privacy import talkative
 from tests.gateway.test_processes import output_of
 from tests.support.http import get
 from tests.support.ports import free_ports
@@ -80,9 +80,7 @@ def test_the_command_replaces_keys_only_if_told_to(tmp_path: Path, capsys: Outpu
 
 async def test_strangers_at_a_running_stack_are_counted_and_change_nothing(place: Path, keys: Path) -> None:
     lines: list[str] = []
-
-    config = load_config()
-    async with running(Stack(config, None, lambda name, line: lines.append(f"{name}: {line}"))):
+    async with talkative(lines) as config:
         forged = encode(TextDelta(request_id="a", seq=0, token_ids=[1]))
         with zmq.Context() as outside, ExitStack() as strangers:
             for address in (config.gateway.events, config.gateway.control, config.stages.thinker.inbox):
@@ -210,16 +208,3 @@ def events_of(stage: StageName) -> list[StageEvent | Mark]:
     }
     failed = RequestFailed(request_id="a", stage=stage, code="busy", message="it is")
     return [what[stage], failed, Mark(sender=f"{stage}.{INSTANCE}", channel="0" * 16, position=0)]
-
-
-async def test_without_keys_it_goes_by_its_name(opened: ExitStack) -> None:
-    config = linked()
-    heard: list[Any] = []
-    link = StageTransport(config)
-    opened.callback(link.close)
-    link.start(heard.append, heard.append)
-    client = client_of(config, "talker", "talker", opened)
-    for message in words_of("talker"):
-        await until(partial(client.send, message))
-    await until(lambda: len(heard) == 3)
-    assert (heard, link.refused()) == (words_of("talker"), {})

@@ -18,11 +18,8 @@ from transformers import AutoProcessor, AutoTokenizer
 from gateway.input.prompt import PromptBuilder
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from omnirelay.errors import CheckpointError, InvalidRequestError
-from shared.checkpoints import resolve_model
-from shared.config import Config
 from shared.families import QWEN2_5_OMNI
 from shared.tokenizer import load_tokenizer
-from tests.gateway.bench import Patch
 from tests.gateway.checkpoint_dir import SPECIAL, TEMPLATE, write
 
 ORDINARY = [
@@ -317,35 +314,6 @@ def test_characters_come_whole(builder: PromptBuilder, tokenizer: Tokenizer) -> 
     detokenizer = builder.detokenizer()
     pieces = [detokenizer.push([each]) for each in ids]
     assert [piece for piece in pieces if piece] == ["\U0001f9ec", "!"]
-
-
-def test_resolve_model_takes_directories(checkpoint_dir: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    assert resolve_model(Config(model=str(checkpoint_dir))) == checkpoint_dir
-    with pytest.raises(CheckpointError, match=r"lacks config\.json"):
-        resolve_model(Config(model=str(tmp_path)))
-    with pytest.raises(CheckpointError, match="no such directory"):
-        resolve_model(Config(model=str(tmp_path / "nothing")))
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="omnirelay checkpoint"):
-        resolve_model(Config())
-
-
-def test_resolve_model_asks_the_hub_for_ids(checkpoint_dir: Path, tmp_path: Path, monkeypatch: Patch) -> None:
-    monkeypatch.chdir(tmp_path)
-    asked: list[tuple[str, str | None, list[str] | None]] = []
-
-    def download(hub_id: str, revision: str | None, allow_patterns: list[str] | None) -> str:
-        asked.append((hub_id, revision, allow_patterns))
-        if hub_id == "no/network":
-            raise OSError("no network here")
-        return str(checkpoint_dir)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    assert resolve_model(Config(model="Qwen/Qwen2.5-Omni-7B"), ["*.json"]) == checkpoint_dir
-    assert resolve_model(Config(model="Qwen/Qwen2.5-Omni-7B", revision="0a1b")) == checkpoint_dir
-    assert asked == [("Qwen/Qwen2.5-Omni-7B", None, ["*.json"]), ("Qwen/Qwen2.5-Omni-7B", "0a1b", None)]
-    with pytest.raises(CheckpointError, match="no network here"):
-        resolve_model(Config(model="no/network"))
 
 
 def copy(checkpoint_dir: Path, tmp_path: Path) -> Path:

@@ -37,20 +37,6 @@ def routes(b: Bench, stage: StageName) -> list[str | None]:
     return [request.route.replica(stage) for request in b.stages.requests if request.route is not None]
 
 
-async def test_requests_go_where_the_least_work_is(tcp: Bench, client: AsyncClient) -> None:
-    await second_of_each(tcp)
-    tcp.stages.replica("talker", "other").load = StageLoad(running=5)
-    tcp.stages.replica("thinker").load = StageLoad(running=2, waiting=3)
-    registry = tcp.process.gateway.registry
-    await until(lambda: [each.work[0] for each in registry.ready("thinker")] == [1, 5])
-    await until(lambda: [each.work[0] for each in registry.ready("talker")] == [1, 5])
-    for number in range(3):
-        client.chat("Hi", seed=number)
-        await tcp.stages.request(number)
-    assert routes(tcp, "thinker") == ["other"] * 3
-    assert routes(tcp, "talker") == ["first"] * 3
-
-
 async def test_requests_that_come_together_are_spread(tcp: Bench, client: AsyncClient) -> None:
     await second_of_each(tcp)
     for number in range(8):

@@ -1,6 +1,5 @@
 """Requests that go on with a partial answer: what clients are told, what they may claim, what it costs."""
 
-import asyncio
 from typing import Any
 
 import msgspec
@@ -15,12 +14,11 @@ from gateway.requests.record import RequestRecord
 from omnirelay import ChatMessage, GenerateRequest, SamplingOverrides
 from omnirelay.errors import InvalidResumeError
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, ErrorEvent, Event, TextEvent
-from omnirelay.protocol import PROTOCOL_VERSION, Hello, PartialAnswer, Ping, Pong, Reply, Welcome
+from omnirelay.protocol import PROTOCOL_VERSION, Hello, PartialAnswer, Reply, Welcome
 from omnirelay.status import CodecLimits
 from shared.messages import Sampling, SpeechSettings, TextSampling, ThinkRequest
-from tests.gateway.bench import Bench, Configure, RawClient, bench, serves, submit
+from tests.gateway.bench import KEY, OTHER, Bench, Configure, RawClient, bench, serves, submit
 from tests.gateway.fake_stages import placeholder_ids, until
-from tests.gateway.guarded import KEY, OTHER
 from tests.gateway.scripted import CHUNKS, CODES, TEXT, Script
 
 ASKED = GenerateRequest(messages=[ChatMessage("user", "Hi")], seed=7, resumable=True)
@@ -206,22 +204,19 @@ PARTIAL = st.builds(
 )
 
 
+def asking(streaming: bool = True) -> ThinkRequest:
+    speech = SpeechSettings(speaker="Chelsie", sampling=Sampling(max_tokens=10), seed=1, streaming=streaming)
+    text = TextSampling(max_tokens=8)
+    return ThinkRequest(request_id="r", prompt_token_ids=[1], sampling=text, seed=1, speech=speech)
+
+
 @given(partial=PARTIAL, speech=st.booleans(), streaming=st.booleans(), groups=st.integers(1, 4))
 @settings(max_examples=300)
 def test_no_impossible_claim_passes(
     partial: PartialAnswer, speech: bool, streaming: bool, groups: int
 ) -> None:
     """Whatever passes is within the request's own limits, vocabulary and lengths."""
-    settings_of_speech = SpeechSettings(
-        speaker="Chelsie", sampling=Sampling(max_tokens=10), seed=1, streaming=streaming
-    )
-    think = ThinkRequest(
-        request_id="r",
-        prompt_token_ids=[1],
-        sampling=TextSampling(max_tokens=8),
-        seed=1,
-        speech=settings_of_speech if speech else None,
-    )
+    think = asking(streaming) if speech else replace(asking(), speech=None)
     try:
         check_partial(partial, think, CodecLimits(groups=groups), vocabulary=16, placeholders={3})
     except InvalidResumeError:
@@ -240,13 +235,7 @@ def test_no_impossible_claim_passes(
 
 def test_the_first_piece_of_a_trimmed_stream_is_shorter() -> None:
     codec = CodecLimits(frame_samples=1920, trimmed_samples=555, groups=2)
-    think = ThinkRequest(
-        request_id="r",
-        prompt_token_ids=[1],
-        sampling=TextSampling(max_tokens=8),
-        seed=1,
-        speech=SpeechSettings(speaker="Ethan", sampling=Sampling(max_tokens=10), seed=1),
-    )
+    think = asking()
 
     def claim(chunks: list[int], frames: int = 3) -> None:
         partial = PartialAnswer(
@@ -340,13 +329,3 @@ async def test_it_counts_as_any_request(configure: Configure) -> None:
         client.say(submit(2, claim("earlier-2")))
         assert (await client.told())[:2] == (2, "busy")
         await client.close()
-
-
-async def test_a_ping_is_answered_while_a_request_is(tcp: Bench) -> None:
-    client = await RawClient.connect(tcp)
-    client.say(submit(1, ASKED))
-    assert isinstance(await heard(client), AcceptedEvent)
-    client.say(Ping())
-    async with asyncio.timeout(30):
-        assert isinstance(await client.hear(), Pong)
-    await client.close()

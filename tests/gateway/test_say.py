@@ -1,4 +1,4 @@
-"""Texts that are spoken as they are: what stages are asked and clients get, in one piece and in many."""
+"""Texts that are spoken as they are, in one piece and in many; and whose system message speech has."""
 
 import asyncio
 import base64
@@ -27,14 +27,16 @@ from omnirelay import (
     TextEvent,
 )
 from omnirelay.cli.main import main
-from omnirelay.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import PartialAnswer
 from omnirelay.reading import LEAST, MOST, pieces
 from shared.config.gateway import READ_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Bench, Configure, Output, Patch, fails
+from tests.gateway.bench import Bench, Configure, Output, Patch, bench, fails
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import MODEL, HttpBench, http_bench, http_gateway, speak
+from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speak, speaking
+from tests.gateway.realtime import HELLO, ask, talking
 from tests.gateway.scripted import CHUNKS, CODES, Script
 
 SAID = "Two plus two is five."
@@ -332,3 +334,75 @@ def test_pieces_end_with_sentences() -> None:
     ) == ["Dr. Smith met Mr. Jones at noon. ", "He said \u201cHello!\u201d and left the house."]
     long = "a clause with some words, " * 20
     assert all(each.endswith(", ") and LEAST <= len(each) <= MOST for each in pieces(long))
+
+
+TEMPLATES_OWN = "You are a helpful assistant."
+SPEECH: Any = {"modalities": ["text", "audio"]}
+
+
+def system_messages(b: Bench | HttpBench) -> list[str]:
+    """The system messages of the prompts that the thinker was given."""
+    tokenizer = b.process._prompts._tokenizer
+    prompts = [
+        tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False) for request in b.stages.requests
+    ]
+    assert all(
+        prompt.startswith("<|im_start|>system\n") and prompt.count("system\n") == 1 for prompt in prompts
+    )
+    return [prompt.removeprefix("<|im_start|>system\n").partition("<|im_end|>")[0] for prompt in prompts]
+
+
+@pytest.mark.parametrize("own", [None, "", "Speak slowly.", SPEECH_SYSTEM_PROMPT], ids=str)
+async def test_whose_system_message_speech_has(configure: Configure, own: str | None) -> None:
+    config = configure({} if own == SPEECH_SYSTEM_PROMPT else {"speech_system_prompt": own})
+    asked: list[tuple[dict[str, Any], str]] = [
+        ({}, own or TEMPLATES_OWN),
+        ({"system": "Be brief."}, "Be brief."),
+        ({"speech": False}, TEMPLATES_OWN),
+        ({"speech": False, "system": "Be brief."}, "Be brief."),
+    ]
+
+    async with bench(config) as b, b.client() as client:
+        for count, (options, _) in enumerate(asked):
+            client.chat("Hi", **options)
+            await b.stages.request(count)
+        assert system_messages(b) == [expected for _, expected in asked]
+        ids = b.encode("Hello")
+        client.chat(GenerateRequest(prompt_token_ids=ids))
+        assert (await b.stages.request(len(asked))).prompt_token_ids == ids
+
+
+async def test_a_system_message_counts_in_the_length_of_the_prompt(configure: Configure) -> None:
+    async with bench(configure()) as b, b.client() as client:
+        for count, speech in enumerate((False, True)):
+            client.chat("Hi", speech=speech)
+            await b.stages.request(count)
+        text_only, spoken = (len(request.prompt_token_ids) for request in b.stages.requests)
+    assert text_only < spoken
+    async with bench(configure(max_prompt_tokens=spoken - 1)) as b, b.client() as client:
+        await fails(client.chat("Hi"), PromptTooLongError, f"has {spoken} tokens")
+        client.chat([ChatMessage("user", "Hi")], speech=False)
+        assert len((await b.stages.request(0)).prompt_token_ids) == text_only
+
+
+async def test_system_messages_of_a_realtime_session(web: HttpBench) -> None:
+    async with speaking(web, "Hi!", cut(melody(0.5), [])):
+        async with talking(web) as c:
+            await c.conversation.item.create(item=HELLO)
+            for _ in range(2):
+                await c.recv()
+            await ask(c)
+            await ask(c, instructions="Be brief.")
+            await ask(c, output_modalities=["text"])
+        assert system_messages(web) == [SPEECH_SYSTEM_PROMPT, "Be brief.", TEMPLATES_OWN]
+
+
+async def test_instructions_alone_are_answered(web: HttpBench) -> None:
+    alone: Any = [{"role": "system", "content": "Greet."}]
+    async with speaking(web, "Hi!", cut(melody(0.5), [])):
+        await web.ai.chat.completions.create(model=MODEL, messages=alone, **SPEECH)
+        async with talking(web) as c:
+            for options in ({}, {"conversation": "none", "input": []}):
+                last = (await ask(c, instructions="Greet.", **options))[-1]
+                assert last.response.status == "completed"
+        assert system_messages(web) == ["Greet."] * 3

@@ -84,6 +84,8 @@ def test_too_many_escapes_are_refused_before_they_are_decoded() -> None:
         ("data:;base64,YWE=YQ", "behind its padding"),
         ("data:;base64,Y Q=", "Only base64 data"),
         ("data:;base64,Y-Q_", "Only base64 data"),
+        # As some servers take the frames of a video.
+        ("data:video/jpeg;base64," + ",".join(["/9j/4AAA"] * 1000), "Only base64 data"),
     ],
 )
 def test_what_cannot_be_decoded_is_explained(url: str, told: str) -> None:
@@ -121,6 +123,7 @@ def test_https_urls_are_taken_apart(url: str, expected: HttpsUrl) -> None:
         "https://example.com@evil.test/x",
         "https://example.com:443@evil.test/x",
         "https://example.com\\@evil.test/x",
+        "https://example.com%5c@evil.test/x",
         "https://example.com\\.evil.test/x",
         "https://ex\tample.com/x",
         "https://example.com/x\r\nHost: evil.test",

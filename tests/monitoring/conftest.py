@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.gateway.guarded import keys_file
+from tests.gateway.bench import keys_file
 from tests.support.monitoring import Prometheus
 from tests.support.stack import RunningStack, free_addresses, make_config
 from tests.support.traffic import Traffic

@@ -12,8 +12,7 @@ from shared.config import Config
 from shared.messages import Role
 from shared.transport.curve import StackContext, open_context
 from shared.transport.keys import make_keys
-from tests.shared.peers import Open
-from tests.shared.support import Context
+from tests.shared.support import Context, Open
 
 
 @pytest.fixture

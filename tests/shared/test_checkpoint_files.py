@@ -1,6 +1,7 @@
-"""What a checkpoint brings besides its model: manifests, and starters."""
+"""Where checkpoints are found, and what they bring besides their model: manifests, and starters."""
 
 import json
+import os
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -11,6 +12,8 @@ import pytest
 
 from omnirelay.errors import CheckpointError
 from services.families.known import require_family
+from shared.checkpoints import resolve_model
+from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.manifest import MANIFEST_FILE, read_manifest, verify_manifest, write_manifest
 from shared.starters import (
     MOST_FILE_BYTES,
@@ -160,3 +163,42 @@ def test_who_asks_for_families_loads_no_engine() -> None:
         python("-c", code), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True
     )
     assert done.stdout == "set()\n"
+
+
+def test_a_checkpoint_is_found_where_the_configuration_says(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert resolve_model(Config(model=str(tmp_path))) == tmp_path
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(CheckpointError, match="no such directory; run `omnirelay checkpoint --size speaking"):
+        resolve_model(Config())
+    DEFAULT_CHECKPOINT.mkdir(parents=True)
+    with pytest.raises(CheckpointError, match=r"lacks config\.json"):
+        resolve_model(Config())
+    (DEFAULT_CHECKPOINT / "config.json").write_text("{}")
+    assert resolve_model(Config()) == DEFAULT_CHECKPOINT
+
+
+@pytest.mark.parametrize("model", ["/no/such/place", "../outside", "a/b/c", "name"])
+def test_a_model_that_is_neither_directory_nor_hub_id_is_named(model: str) -> None:
+    with pytest.raises(CheckpointError, match="neither a checkpoint's directory nor a hub id"):
+        resolve_model(Config(model=model))
+
+
+def test_the_hub_is_asked_for_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The tests are offline, as the hub's library is told by the environment."""
+    assert os.environ["HF_HUB_OFFLINE"] == "1"
+    with pytest.raises(CheckpointError, match="cannot download nobody/nothing from the Hugging Face hub"):
+        resolve_model(Config(model="nobody/nothing"))
+    (tmp_path / "config.json").write_text("{}")
+    asked: list[tuple[str, str | None, list[str] | None]] = []
+
+    def download(hub_id: str, revision: str | None, allow_patterns: list[str] | None) -> str:
+        asked.append((hub_id, revision, allow_patterns))
+        return str(tmp_path)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
+    assert resolve_model(Config(model="a/b"), ["*.json"]) == tmp_path
+    assert resolve_model(Config(model="a/b", revision="0a1b")) == tmp_path
+    assert asked == [("a/b", None, ["*.json"]), ("a/b", "0a1b", None)]

@@ -29,12 +29,20 @@ from shared.transport.queues import PushQueue, Sending
 from shared.transport.routing import PeerQueues
 from shared.transport.sockets import bind
 from shared.transport.wire import encode
-from tests.shared.peers import HELLO, RETRIES, Open, Stranger, attempts, client_options, guard, inbox, outbox
 from tests.shared.support import (
     ANY_PORT,
     DEADLINE_S,
+    HELLO,
+    RETRIES,
+    Open,
+    Stranger,
+    attempts,
+    client_options,
     endpoint,
     free_address,
+    guard,
+    inbox,
+    outbox,
     port_of,
     sending,
     take,

@@ -17,8 +17,7 @@ from shared.messages import STAGES, Sampling, StageName
 from shared.vllm.sampling.drawing import MAX_CANDIDATES, gumbel_noise
 from shared.vllm.sampling.generation import sampling_params
 from shared.vllm.sampling.seeds import mix, seed_of_draw
-from tests.support.drawing import Batch, params_of, processor
-from tests.support.steps import Recorder
+from tests.support.steps import Batch, Recorder, params_of, processor
 
 VOCABULARY = 300
 # What OpenAI's clients send, the talker's defaults, and what only experiments have.

@@ -29,8 +29,8 @@ from omnirelay.errors import (
 )
 from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.families.qwen2_5_omni.voices import load_speakers
-from shared.checkpoints import WEIGHT_INDEX, resolve_model
-from shared.config import DEFAULT_CHECKPOINT, Config, ThinkerConfig
+from shared.checkpoints import WEIGHT_INDEX
+from shared.config import ThinkerConfig
 from shared.messages import STAGES, Sampling
 from shared.model_files import require_model_files
 from shared.vllm import environment
@@ -220,32 +220,6 @@ def test_a_speaker_file_that_is_missing_broken_or_harmful_is_refused(tmp_path):
     with pytest.raises(CheckpointError, match="not a file of plain tensors"):
         load_speakers(tmp_path)
     assert not target.exists()
-
-
-def test_a_checkpoint_is_found_where_the_configuration_says(tmp_path, monkeypatch):
-    (tmp_path / "config.json").write_text("{}")
-    assert resolve_model(Config(model=str(tmp_path))) == tmp_path
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(CheckpointError, match="no such directory; run `omnirelay checkpoint --size speaking"):
-        resolve_model(Config())
-    DEFAULT_CHECKPOINT.mkdir(parents=True)
-    with pytest.raises(CheckpointError, match=r"lacks config\.json"):
-        resolve_model(Config())
-    (DEFAULT_CHECKPOINT / "config.json").write_text("{}")
-    assert resolve_model(Config()) == DEFAULT_CHECKPOINT
-
-
-@pytest.mark.parametrize("model", ["/no/such/place", "../outside", "a/b/c", "name"])
-def test_a_model_that_is_neither_directory_nor_hub_id_is_named(model):
-    with pytest.raises(CheckpointError, match="neither a checkpoint's directory nor a hub id"):
-        resolve_model(Config(model=model))
-
-
-def test_a_model_that_the_hub_does_not_give_is_named():
-    """The tests are offline, as the hub's library is told by the environment."""
-    assert os.environ["HF_HUB_OFFLINE"] == "1"
-    with pytest.raises(CheckpointError, match="cannot download nobody/nothing from the Hugging Face hub"):
-        resolve_model(Config(model="nobody/nothing"))
 
 
 def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):

@@ -32,9 +32,8 @@ from shared.transport.queues import PullQueue, PushQueue
 from shared.transport.routing import PeerQueues
 from shared.transport.sockets import bind
 from shared.transport.wire import Decoder, encode
-from tests.shared.peers import Open
 from tests.shared.stages import INSTANCE, STAGE, EchoService
-from tests.shared.support import ANY_PORT, Context, endpoint, free_address, sending, wait_until
+from tests.shared.support import ANY_PORT, Context, Open, endpoint, free_address, sending, wait_until
 from tests.shared.test_control import heartbeat
 
 WINDOW = 1000

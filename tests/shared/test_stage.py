@@ -1,5 +1,7 @@
-"""The loop of a stage, over real sockets: what it takes, refuses, reports and survives."""
+"""The loop of a stage, over real sockets: what it takes, refuses, reports and survives; codes of errors."""
 
+import inspect
+import logging
 import math
 import os
 import time
@@ -8,19 +10,24 @@ from typing import Any
 import pytest
 import zmq
 
+from omnirelay import errors
 from omnirelay.errors import (
     EngineFailedError,
     InvalidRequestError,
+    MessageError,
     OmniRelayError,
     PayloadError,
     QueueFullError,
     RepeatedMessageError,
+    RequestError,
     SequenceError,
+    StageFailedError,
     UnknownSpeakerError,
 )
-from shared.messages import AbortDone, TextDelta
+from shared.messages import AbortDone, RequestFailed, StageEvent, TextDelta
 from shared.stage import loop
-from shared.transport.wire import VERSION_BYTE
+from shared.stage.service import Failures
+from shared.transport.wire import VERSION_BYTE, Decoder, encode
 from tests.shared.stages import INSTANCE, STAGE, EchoService, Harness, running
 from tests.shared.support import wait_until
 
@@ -87,22 +94,23 @@ def test_only_the_latest_aborts_are_remembered(context, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("error", "code"),
+    ("where", "error", "code"),
     [
-        (UnknownSpeakerError("no voice Bob"), "unknown_speaker"),
-        (InvalidRequestError("no"), "invalid_request"),
-        (QueueFullError("full"), QueueFullError.code),
-        (KeyError("nobody expected this"), "stage_failed"),
+        ("accept_errors", UnknownSpeakerError("no voice Bob"), "unknown_speaker"),
+        ("accept_errors", InvalidRequestError("no"), "invalid_request"),
+        ("accept_errors", QueueFullError("full"), QueueFullError.code),
+        ("accept_errors", KeyError("nobody expected this"), "stage_failed"),
+        ("step_failures", InvalidRequestError("codec id 9000 is out of range"), "invalid_request"),
     ],
 )
-def test_a_request_that_cannot_be_served_fails_with_its_reason_and_alone(harness, error, code):
+def test_a_request_that_cannot_be_served_fails_with_its_reason_and_alone(harness, where, error, code):
     harness.send("good", 0)
     harness.take(1)
-    harness.service.accept_errors["bad"] = error
+    getattr(harness.service, where)["bad"] = error
     harness.send("bad", 0)
     failure = harness.take_failure()
     assert (failure.request_id, failure.stage, failure.code) == ("bad", STAGE, code)
-    assert (str(error) if code != "stage_failed" else "KeyError") in failure.message
+    assert failure.message == str(error) or (code == "stage_failed" and "KeyError" in failure.message)
     # Its sender could not know better: only messages that are wrong in themselves count as refused.
     harness.send("bad", 1)
     harness.send("good", 1)
@@ -144,17 +152,6 @@ def test_a_message_of_nobody_or_a_repeated_one_is_counted_and_fails_nobody(harne
     assert harness.service.active_requests() == ["a"]
     assert harness.inbox.refused == {code: 1}
     assert harness.service.aborts == []
-
-
-def test_a_request_that_fails_in_a_step_is_reported_and_the_others_go_on(harness):
-    harness.service.step_failures = {"bad": InvalidRequestError("codec id 9000 is out of range")}
-    harness.send("bad", 0)
-    failure = harness.take_failure()
-    assert (failure.request_id, failure.code) == ("bad", "invalid_request")
-    assert failure.message == "codec id 9000 is out of range"
-    harness.send("good", 0)
-    assert harness.take(1) == [delta("good", 0)]
-    assert harness.service.active_requests() == ["good"]
 
 
 def test_a_reason_longer_than_a_message_may_be_is_cut(harness):
@@ -248,16 +245,6 @@ def test_a_connection_that_has_ended_is_told_at_once_and_from_then_on(context):
             wait_until(lambda: harness.next_heartbeat().breaks == {"gateway": 1})
 
 
-def test_stop_ends_an_idle_loop_within_a_heartbeat(context):
-    with running(context, heartbeat_s=1) as harness:
-        harness.send("a", 0)
-        harness.take(1)
-        harness.loop.stop()
-        harness.thread.join(timeout=60)
-        assert not harness.thread.is_alive()
-        assert harness.error is None
-
-
 def test_an_idle_loop_does_not_spin(context):
     with running(context, heartbeat_s=0.2) as harness:
         harness.next_heartbeat()
@@ -297,3 +284,56 @@ def test_a_loop_without_messages_steps_when_the_service_said(context):
         harness.loop.stop()
         # It sleeps until its next report, or until a message comes.
         harness.send("a", 1)
+
+
+CLASSES = [
+    value
+    for _, value in inspect.getmembers(errors, inspect.isclass)
+    if issubclass(value, OmniRelayError) and value.__module__ == errors.__name__
+]
+
+
+def test_every_error_has_a_code_of_its_own():
+    codes = [error.__dict__.get("code") for error in CLASSES]
+    assert len(CLASSES) > 20
+    assert None not in codes
+    assert len(set(codes)) == len(codes)
+
+
+@pytest.mark.parametrize("error", CLASSES)
+def test_a_code_is_a_lower_case_word_that_fits_in_a_message(error):
+    assert error.code.replace("_", "").isalpha()
+    assert error.code == error.code.lower()
+    failed = RequestFailed(request_id="a", stage="talker", code=error.code, message="")
+    assert Decoder[RequestFailed](StageEvent).decode(encode(failed)) == failed
+
+
+def test_an_error_of_a_request_is_not_one_of_a_message():
+    """The stage loop tells the two apart by their base classes."""
+    for error in CLASSES:
+        assert not (issubclass(error, RequestError) and issubclass(error, MessageError))
+        assert error.__doc__
+
+
+def test_whatever_is_raised_for_one_request_is_its_own_failure(caplog: pytest.LogCaptureFixture) -> None:
+    failures = Failures()
+    full = QueueFullError("no room")
+    with failures.only("full"):
+        raise full
+    assert not caplog.records, "the loop logs what it is told"
+    with failures.only("odd"):
+        raise KeyError("no such thing")
+    with failures.only("good"):
+        pass
+    assert failures["full"] is full
+    assert isinstance(failures["odd"], StageFailedError)
+    assert "KeyError('no such thing')" in str(failures["odd"])
+    assert failures.keys() == {"full", "odd"}
+    (record,) = caplog.records
+    assert (record.levelno, record.exc_info is not None) == (logging.ERROR, True)
+    assert "request odd" in record.message
+
+
+def test_who_is_told_to_end_ends() -> None:
+    with pytest.raises(KeyboardInterrupt), Failures().only("any"):
+        raise KeyboardInterrupt

@@ -29,7 +29,7 @@ def test_the_reference_has_every_metric_of_a_stage_and_no_other(stack: RunningSt
 def test_the_rules_and_the_dashboard_ask_for_metrics_that_are_there(stack: RunningStack) -> None:
     told = {name for stage in STAGES for name in ask(stack, stage, "/metrics").metrics}
     told |= get(stack.config["gateway"]["http"], "/metrics").metrics.keys()
-    # Prometheus adds the first itself; the other is there with TLS only (tests/gateway/test_certificates.py).
+    # Prometheus adds the first itself; the other is there with TLS only (tests/gateway/test_tls.py).
     told |= {"up", "omnirelay_tls_certificate_expiry_timestamp_seconds"}
     asked = [(query.owner, name) for query in queries() for name in query.names]
     assert [(owner, name) for owner, name in asked if name not in told] == []

@@ -24,7 +24,7 @@ from services.families.memory import Model
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.manifest import MANIFEST_FILE, write_manifest
 from tests.gateway.bench import Patch
-from tests.gateway.doctor.model_files import CONFIG, INDEX, SHARDS, write_model, write_weights
+from tests.gateway.checkpoint_dir import CONFIG, INDEX, SHARDS, write_model, write_weights
 from tests.support.children import ROOT
 
 FIRST, SECOND = SHARDS

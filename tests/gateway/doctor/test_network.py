@@ -18,7 +18,7 @@ from shared.config import Config
 from shared.messages import ROLES, STAGES
 from shared.transport.keys import make_keys, public_file, secret_file
 from tests.gateway.bench import Configure, Patch, bench, make_config
-from tests.gateway.doctor.model_files import levels, only
+from tests.gateway.checkpoint_dir import levels, only
 from tests.support.ports import free_ports
 from tests.support.stack import merge
 

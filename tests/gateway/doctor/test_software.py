@@ -18,7 +18,7 @@ from shared.devices import EngineReport, Gpu
 from shared.messages import STAGES
 from shared.model_files import Weights
 from tests.gateway.bench import Patch
-from tests.gateway.doctor.model_files import levels, only
+from tests.gateway.checkpoint_dir import levels, only
 from tests.support.children import ROOT
 
 GIB = 2**30
