@@ -16,13 +16,17 @@ from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.http.realtime.endpoint import Sessions
 from gateway.http.realtime.input.audio import InputAudio
-from gateway.http.realtime.turns import end
-from gateway.http.realtime.turns.end import EndDetector
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.rules import SemanticVad, ServerVad, TurnRules
 from gateway.http.realtime.turns.silero import RATE, Floats
-from gateway.http.realtime.turns.smart_turn import SAMPLES, installed_weights, log_mel
+from gateway.http.realtime.turns.smart_turn import (
+    MAX_WAITING,
+    SAMPLES,
+    EndDetector,
+    installed_weights,
+    log_mel,
+)
 from gateway.http.realtime.turns.stream import WINDOW_BYTES
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config import Config, MediaConfig
@@ -203,12 +207,12 @@ async def test_of_many_pauses_at_once_some_are_not_heard() -> None:
     network = Network(0.9)
     network.free.clear()
     bench = Bench(network)
-    waiting = [asyncio.create_task(bench.finished(str(client))) for client in range(end.MAX_WAITING)]
+    waiting = [asyncio.create_task(bench.finished(str(client))) for client in range(MAX_WAITING)]
     await asyncio.sleep(0)
     assert await bench.finished() is None
     assert bench.verdicts == ["busy"]
     network.free.set()
-    assert await asyncio.gather(*waiting) == [0.9] * end.MAX_WAITING
+    assert await asyncio.gather(*waiting) == [0.9] * MAX_WAITING
 
 
 def test_a_network_that_fails_is_told_of_and_done_without(caplog: Log) -> None:

@@ -24,13 +24,11 @@ from gateway.http.fields import convert_given
 from gateway.http.guards.keys import client_of, ephemeral_of
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.items import new_session_id
-from gateway.http.realtime.live import LiveSession, secret_of
-from gateway.http.realtime.outbox import Outbox
+from gateway.http.realtime.live import LiveSession, Outbox, secret_of
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
-from gateway.http.realtime.turns.end import EndDetector
 from gateway.http.realtime.turns.listener import VoicePool
-from gateway.http.realtime.turns.smart_turn import SmartTurn, installed_weights
+from gateway.http.realtime.turns.smart_turn import EndDetector, SmartTurn, installed_weights
 from gateway.requests.metrics import Connection
 from omnirelay.errors import BusyError, OmniRelayError, SessionNotResumedError, UnsupportedError
 from shared.config.gateway import AUTO

@@ -15,7 +15,6 @@ from gateway.http.fields import convert_given
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.idle import IdleTimer
 from gateway.http.realtime.input.audio import InputAudio
 from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
@@ -32,7 +31,7 @@ from gateway.http.realtime.items import (
     sound_item,
 )
 from gateway.http.realtime.response import CancelReason, Response
-from gateway.http.realtime.responses import Responses
+from gateway.http.realtime.responses import IdleTimer, Responses
 from gateway.http.realtime.settings import (
     Settings,
     changed_settings,
