@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.access.access import Access
-from gateway.access.clients import NO_KEY, Principal
+from gateway.access.account import NO_KEY, Principal
 from gateway.fairness.uploads import UploadRoom
 from gateway.input.tools import CallParser, with_calls, with_tools
 from gateway.manager import Gateway

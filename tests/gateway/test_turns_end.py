@@ -16,6 +16,7 @@ from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.http.realtime.endpoint import Sessions
 from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.turns import smart_turn
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.rules import SemanticVad, ServerVad, TurnRules
@@ -40,7 +41,7 @@ from tests.support.media import speech
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: Patch) -> None:
     """A busy machine's verdicts are waited for."""
-    monkeypatch.setattr(end, "LATE_S", 30.0)
+    monkeypatch.setattr(smart_turn, "LATE_S", 30.0)
 
 
 class Network:
@@ -187,14 +188,14 @@ async def test_a_verdict_is_counted_with_its_time() -> None:
 
 
 async def test_nobody_waits_for_a_slow_network(caplog: Log, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(end, "LATE_S", 0.05)
+    monkeypatch.setattr(smart_turn, "LATE_S", 0.05)
     network = Network(0.9)
     network.free.clear()
     bench = Bench(network)
     for _ in range(3):
         assert await bench.finished() is None
     assert bench.verdicts == ["late"] * 3
-    monkeypatch.setattr(end, "LATE_S", 30.0)
+    monkeypatch.setattr(smart_turn, "LATE_S", 30.0)
     waiting = asyncio.create_task(bench.finished())
     network.free.set()
     assert await waiting == 0.9

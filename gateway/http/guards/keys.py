@@ -6,8 +6,8 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from gateway.access.access import Access
-from gateway.access.clients import NO_KEY, Principal
-from gateway.access.ephemeral import PREFIX, EphemeralKey
+from gateway.access.account import NO_KEY, Principal
+from gateway.access.api_keys import EPHEMERAL_PREFIX, EphemeralKey
 from gateway.access.places import Place
 from omnirelay.errors import UnauthenticatedError
 from shared.http.protocol import PLACE
@@ -37,7 +37,7 @@ def check_key(access: Access, scope: Scope) -> None:
     # Without keys a client is its address; a WebSocket, which is long-lived, is one of its own.
     peer = f"{host}:{port}" if scope["type"] == "websocket" else host
     key = _key(scope)
-    if key is not None and key.startswith(PREFIX):
+    if key is not None and key.startswith(EPHEMERAL_PREFIX):
         client = _client_of_ephemeral(access, key, peer, scope)
     else:
         client = access.client(key, peer)

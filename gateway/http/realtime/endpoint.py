@@ -14,8 +14,8 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gateway.access.ephemeral import EphemeralKey
-from gateway.fairness.quota import Quota
+from gateway.access.api_keys import EphemeralKey
+from gateway.fairness.memory_budget import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext

@@ -15,7 +15,7 @@ import msgspec
 from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gateway.access.clients import Principal
+from gateway.access.account import Principal
 from gateway.fairness.memory_budget import Hold
 from gateway.http.body import size_of
 from gateway.http.connection import ClientGoneError, received, send_text
