@@ -12,9 +12,8 @@ from gateway.http.answer import HttpAnswer, begin, finish_reason
 from gateway.http.context import HttpContext
 from gateway.http.fields import convert
 from gateway.http.openai.chat import NAMES as CHAT_NAMES
-from gateway.http.openai.chat import usage_of_chat
+from gateway.http.openai.chat import stream_of, usage_of_chat, whole_of
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
-from gateway.http.openai.choices import stream_of, whole_of
 from gateway.http.openai.strings import Body, parse
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.events import DoneEvent, TextEvent

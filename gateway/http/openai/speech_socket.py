@@ -21,8 +21,7 @@ from gateway.http.encoding.encoders import AudioFormat
 from gateway.http.errors import body_of
 from gateway.http.fields import convert, read_fields
 from gateway.http.guards.keys import client_of
-from gateway.http.openai.reading import read_aloud
-from gateway.http.openai.speech import MAX_CHARACTERS, NAMES, VoiceFields
+from gateway.http.openai.speech import MAX_CHARACTERS, NAMES, VoiceFields, read_aloud
 from omnirelay.errors import InvalidRequestError, OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest

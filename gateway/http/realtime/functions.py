@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.http.fields import convert
-from gateway.http.openai.tools import PastFunction
+from gateway.http.openai.messages import PastFunction
 from gateway.input.json_schema import require_feasible
 from omnirelay.content import Role
 from omnirelay.errors import InvalidRequestError, UnsupportedError
