@@ -90,3 +90,10 @@ class HttpContext:
                 "gateway.model_names)",
                 "model",
             )
+
+
+class Api:
+    """Endpoints that serve requests of one kind."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context

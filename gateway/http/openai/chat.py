@@ -13,7 +13,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin, finish_reason, reading, start_delay, tokens_of, usage_of
-from gateway.http.context import HttpContext
+from gateway.http.context import Api, HttpContext
 from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.kept_answers import KeptAnswers
@@ -39,11 +39,11 @@ MAX_SPOKEN_BYTES: Final = 4 * 2**20
 """Texts of earlier spoken answers that are kept, of all clients together."""
 
 
-class ChatApi:
+class ChatApi(Api):
     """The endpoint."""
 
     def __init__(self, context: HttpContext) -> None:
-        self._context = context
+        super().__init__(context)
         # Their texts: the thinker's prompt has no audio of its own answers.
         self._spoken = KeptAnswers[str](MAX_SPOKEN_BYTES)
 

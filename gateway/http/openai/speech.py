@@ -17,7 +17,7 @@ from gateway.access.account import ClientAccount
 from gateway.http.answer import AnswerEvent, AnswerOptions, HttpAnswer, begin, start_delay, usage_of
 from gateway.http.body import read_object
 from gateway.http.connection import while_connected
-from gateway.http.context import ALIAS, HttpContext
+from gateway.http.context import ALIAS, Api
 from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_format
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import read_fields, require_one_of
@@ -178,11 +178,8 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
     return options, first
 
 
-class SpeechApi:
+class SpeechApi(Api):
     """The endpoint."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Speak a text; errors are those of :func:`gateway.http.answer.begin`."""

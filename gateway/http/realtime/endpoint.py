@@ -18,7 +18,7 @@ from gateway.access.api_keys import EphemeralKey
 from gateway.fairness.memory_budget import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.connection import ClientGoneError
-from gateway.http.context import HttpContext
+from gateway.http.context import Api, HttpContext
 from gateway.http.errors import JSON, response_of
 from gateway.http.fields import convert_given
 from gateway.http.guards.keys import client_of, ephemeral_of
@@ -186,11 +186,8 @@ class ClientSecretFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     session: dict[str, Any] = {}
 
 
-class ClientSecretsApi:
+class ClientSecretsApi(Api):
     """The endpoint."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Make a short-lived key for realtime sessions.
