@@ -19,7 +19,6 @@ from gateway.access.account import Principal
 from gateway.fairness.memory_budget import Hold
 from gateway.http.body import size_of
 from gateway.http.connection import ClientGoneError, received, send_text
-from gateway.http.realtime.events import EventError
 from gateway.http.realtime.session import Session
 from omnirelay.errors import InvalidRequestError, OmniRelayError, SessionNotResumedError
 from omnirelay.protocol import PIECE_BYTES
@@ -140,11 +139,10 @@ async def receive(text: str | None, session: Session) -> None:
         if text is None:
             raise InvalidRequestError("events must be text messages, not binary ones")
         hold.grow(size_of(text) if len(text) > PIECE_BYTES else 0)
-        event = await session.read(text)
-        event_id = event.event_id
+        event_id, event = await session.read(text)
+        if isinstance(event, InvalidRequestError):
+            raise event
         await session.handle(event)
-    except EventError as error:
-        await session.tell(error.error, error.event_id)
     except OmniRelayError as error:
         await session.tell(error, event_id)
     finally:
