@@ -330,7 +330,7 @@ class Response:
         return "incomplete" if finish_reason(self._done) == "length" else "completed"
 
     def _shown(self, status: str) -> dict[str, Any]:
-        settings = self._settings
+        fields = self._settings.fields()
         return {
             "object": "realtime.response",
             "id": self.id,
@@ -338,9 +338,9 @@ class Response:
             "status_details": self._details(status),
             "output": [item.shown() for item in self._output],
             "conversation_id": None,
-            "output_modalities": settings.modalities,
-            "audio": {"output": settings.shown_output},
-            "max_output_tokens": settings.most,
+            "output_modalities": fields["output_modalities"],
+            "audio": {"output": fields["audio"]["output"]},
+            "max_output_tokens": fields["max_output_tokens"],
             "metadata": self._metadata,
             "usage": None if status == "in_progress" else self._usage(),
             "request_id": self._request_id,

@@ -86,22 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def modalities(self) -> list[str]:
-        """``speech`` in OpenAI's form."""
-        return ["audio"] if self.speech else ["text"]
-
-    @property
-    def shown_output(self) -> dict[str, Any]:
-        """How answers are spoken, in OpenAI's form."""
-        fields = {"format": shown_format(self.output_format), "voice": self.voice, "speed": self.speed}
-        return given(fields)
-
-    @property
-    def most(self) -> int | str:
-        """``max_output_tokens`` in OpenAI's form."""
-        return "inf" if self.max_output_tokens is None else self.max_output_tokens
-
-    @property
     def active_tools(self) -> Sequence[Tool]:
         """The functions that the model is told of."""
         return () if self.tool_choice == "none" else self.tools
@@ -171,33 +155,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             changes["turns"] = None
         return replace(self, **changes)
 
+    def fields(self) -> dict[str, Any]:
+        """Return :data:`FIELDS` in OpenAI's form, without what was not set: clients' readers refuse nulls."""
+        shown: dict[str, Any] = {"audio": {"input": {}, "output": {}}}
+        for path, field in FIELDS.items():
+            value = field.show(getattr(self, field.name))
+            *_, side, name = "", *path.split(".")
+            if value is not None or path in NULLABLE:
+                (shown["audio"][side] if side else shown)[name] = value
+        return shown
+
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
-        """Return the session in OpenAI's form, without what was not set: clients' readers refuse nulls."""
-        turns = None if self.turns is None else given(msgspec.to_builtins(self.turns))
-        listening = {
-            "format": shown_format(self.input_format),
-            "turn_detection": turns,
-            "transcription": msgspec.to_builtins(self.transcription),
-        }
+        """Return the session in OpenAI's form."""
+        fields = self.fields()
         if self.kind == "transcription":
             head = {"type": self.kind, "object": "realtime.transcription_session", "id": session_id}
-            return {**head, "audio": {"input": listening}}
-        fields = {
-            "type": self.kind,
+            return {**head, "audio": {"input": fields["audio"]["input"]}}
+        return {
             "object": "realtime.session",
             "id": session_id,
             "model": model,
-            "output_modalities": self.modalities,
-            "instructions": self.instructions,
-            "audio": {"input": listening, "output": self.shown_output},
-            "max_output_tokens": self.most,
-            "temperature": self.temperature,
-            "tools": shown_tools(self.tools),
-            "tool_choice": shown_choice(self.tool_choice),
-            "parallel_tool_calls": self.parallel,
             "truncation": "auto",
+            **fields,
         }
-        return given(fields)
 
 
 async def changed_settings(
@@ -249,12 +229,14 @@ class _Field(NamedTuple):
         name: Of the setting.
         kind: The field's type.
         read: Makes the setting of a value found at a place.
+        show: Makes the value of the setting.
         optional: Where it is not supported, the other changes may be made.
     """
 
     name: str
     kind: Any
     read: Callable[[Any, str], Any] = lambda value, _: value
+    show: Callable[[Any], Any] = lambda value: value
     optional: bool = False
 
     def setting(self, value: Any, name: str, place: str) -> Any:
@@ -312,20 +294,27 @@ def _speed(speed: float, where: str) -> float:
     return speed
 
 
+def _shown_turns(turns: TurnRules | None) -> dict[str, Any] | None:
+    return None if turns is None else given(msgspec.to_builtins(turns))
+
+
 _Audio = dict[Literal["input", "output"], dict[str, Any]]
 _FORMAT: Final = FormatFields | BetaName
 FIELDS: Final[Mapping[str, _Field]] = {
     "type": _Field("kind", Kind),
-    "output_modalities": _Field("speech", list[str], _speech),
+    "output_modalities": _Field("speech", list[str], _speech, lambda speech: ["audio" if speech else "text"]),
     "instructions": _Field("instructions", str, _instructions),
-    "max_output_tokens": _Field("max_output_tokens", int | Literal["inf"], _tokens),
+    "max_output_tokens": _Field(
+        "max_output_tokens", int | Literal["inf"], _tokens, lambda most: most or "inf"
+    ),
     "temperature": _Field("temperature", Temperature),
-    "tool_choice": _Field("tool_choice", Any, read_choice),
+    "tools": _Field("tools", Any, show=shown_tools),
+    "tool_choice": _Field("tool_choice", Any, read_choice, shown_choice),
     "parallel_tool_calls": _Field("parallel", bool),
-    "audio.input.format": _Field("input_format", _FORMAT, read_format),
-    "audio.input.turn_detection": _Field("turns", TurnRules | None),
-    "audio.input.transcription": _Field("transcription", TranscriptionRules | None),
-    "audio.output.format": _Field("output_format", _FORMAT, read_format),
+    "audio.input.format": _Field("input_format", _FORMAT, read_format, shown_format),
+    "audio.input.turn_detection": _Field("turns", TurnRules | None, show=_shown_turns),
+    "audio.input.transcription": _Field("transcription", TranscriptionRules | None, show=msgspec.to_builtins),
+    "audio.output.format": _Field("output_format", _FORMAT, read_format, shown_format),
     "audio.output.voice": _Field("voice", Voice, lambda voice, _: voice_name(voice)),
     "audio.output.speed": _Field("speed", Speed, _speed, optional=True),
 }
