@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.dispatch.prefills import MAX_BYTES
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.fairness.thread import FairThread
 from gateway.input.media import MediaIntake
 from gateway.input.prompt import PromptBuilder

@@ -14,7 +14,7 @@ from gateway.dispatch.registry import StageRegistry
 from gateway.dispatch.replica_monitor import ReplicaMonitor
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.admission import Admission
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.quota import Hold, MemoryBudget
 from gateway.input.prompt import PromptBuilder
 from gateway.intake import RequestIntake
 from gateway.requests.active import ActiveRequest, done_event, event_of

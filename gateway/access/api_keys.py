@@ -19,7 +19,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.registry import Collector
 
 from gateway.access.account import NO_KEY, ClientLimits, Principal
-from gateway.fairness.memory_budget import Hold, Quota
+from gateway.fairness.quota import Hold, Quota
 from omnirelay.errors import BusyError, ConfigError, UnauthenticatedError
 from shared.config import NOT_YAML
 

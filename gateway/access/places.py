@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Final
 
-from gateway.fairness.memory_budget import Quota
+from gateway.fairness.quota import Quota
 
 SUBSCRIBER_BITS: Final = 64
 """IPv6 addresses with this prefix in common count as one."""

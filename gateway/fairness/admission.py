@@ -8,7 +8,7 @@ from functools import partial
 from typing import Final
 
 from gateway.fairness.fair_queue import FairQueue
-from gateway.fairness.memory_budget import Quota
+from gateway.fairness.quota import Quota
 from omnirelay.errors import BusyError
 
 MIN_RETRY_MS: Final = 100

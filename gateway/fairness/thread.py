@@ -10,7 +10,7 @@ from itertools import count
 from typing import Any, TypeVar
 
 from gateway.fairness.fair_queue import FairQueue
-from gateway.fairness.memory_budget import Quota
+from gateway.fairness.quota import Quota
 from omnirelay.errors import CancelledRequestError
 
 

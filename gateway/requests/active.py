@@ -4,7 +4,7 @@ import asyncio
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.input.detokenizer import Detokenizer
 from gateway.requests.lifecycle import RequestState
 from gateway.requests.metrics import RequestMeter

@@ -15,7 +15,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.quota import MemoryBudget
 from gateway.http.fields import convert
 from gateway.http.openai import messages, responses
 from gateway.http.openai.kept_answers import KeptAnswers

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from msgspec import to_builtins
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.quota import Hold, MemoryBudget
 from gateway.http.fields import convert_given
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import _KINDS, ResponseOptions, read_event

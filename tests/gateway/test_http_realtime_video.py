@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.quota import MemoryBudget
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.encoding.matroska import Film, write_matroska
 from gateway.http.realtime.conversation import RealtimeConversation

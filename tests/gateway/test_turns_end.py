@@ -11,7 +11,7 @@ import pytest
 from transformers import WhisperFeatureExtractor
 
 from gateway.access.access import Access
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.quota import MemoryBudget
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.http.realtime.endpoint import Sessions

@@ -5,7 +5,7 @@ from collections import defaultdict
 from collections.abc import Callable
 from typing import Final, Generic, NamedTuple, TypeVar
 
-from gateway.fairness.memory_budget import Quota
+from gateway.fairness.quota import Quota
 
 KEPT_S: Final = 600
 ENTRY_BYTES: Final = 512

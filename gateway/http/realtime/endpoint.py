@@ -15,7 +15,7 @@ from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.access.api_keys import EphemeralKey
-from gateway.fairness.memory_budget import Quota
+from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import Api, HttpContext

@@ -16,7 +16,7 @@ from starlette.requests import HTTPConnection
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.access.account import Principal
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.http.body import size_of
 from gateway.http.connection import ClientGoneError, received, send_text
 from gateway.http.realtime.session import Session

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.http.body import parsed
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of

@@ -3,7 +3,7 @@
 import asyncio
 from typing import Final
 
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES
 from gateway.http.realtime.speech import Format, InputDecoder, decoded_size

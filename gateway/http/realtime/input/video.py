@@ -5,7 +5,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import Final, NamedTuple
 
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.encoding.matroska import Film, PictureFormat, write_matroska
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Recorded, milliseconds

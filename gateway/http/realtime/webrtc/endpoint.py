@@ -10,7 +10,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.access.places import Place
-from gateway.fairness.memory_budget import Quota
+from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.context import HttpContext
 from gateway.http.multipart import TYPE, read_form
