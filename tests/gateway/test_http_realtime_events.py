@@ -17,7 +17,7 @@ from gateway.http.fields import convert_given
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import _KINDS, ResponseOptions, read_event
 from gateway.http.realtime.functions import MAX_TOOLS_BYTES
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.buffers import InputAudio
 from gateway.http.realtime.input.transcription import TranscriptionRules
 from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item, messages_of, read_item
 from gateway.http.realtime.response import Response

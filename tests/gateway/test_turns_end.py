@@ -15,7 +15,7 @@ from gateway.fairness.quota import MemoryBudget
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.http.realtime.endpoint import Sessions
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.buffers import InputAudio
 from gateway.http.realtime.turns import smart_turn
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback

@@ -15,10 +15,9 @@ from gateway.http.fields import convert_given
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.buffers import InputAudio, InputVideo
 from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
-from gateway.http.realtime.input.video import InputVideo
 from gateway.http.realtime.items import (
     HEADER_BYTES,
     Item,

@@ -10,7 +10,7 @@ from typing import Final, NamedTuple
 
 from gateway.fairness.rate_limit import TokenBucket
 from gateway.fairness.thread import FairThread
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.buffers import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, milliseconds, new_item_id
 from gateway.http.realtime.turns.playback import Playback, SentAnswer
 from gateway.http.realtime.turns.rules import SemanticVad, TurnRules
