@@ -13,12 +13,12 @@ from typing import Any, Final
 
 import msgspec
 from starlette.requests import HTTPConnection
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from gateway.access.account import Principal
 from gateway.fairness.quota import Hold
 from gateway.http.body import size_of
-from gateway.http.connection import ClientGoneError, received, send_text
+from gateway.http.connection import NORMAL, ClientGoneError, close, received, send
 from gateway.http.realtime.session import Session
 from omnirelay.errors import InvalidRequestError, OmniRelayError, SessionNotResumedError
 from omnirelay.protocol import PIECE_BYTES
@@ -115,7 +115,6 @@ class Outbox:
             self._size -= len(self._kept.popleft())
 
 
-NORMAL: Final = 1000
 NO_CODE: Final = 1005
 POLICY: Final = 1008
 TAKEN_OVER: Final = "taken_over"
@@ -214,24 +213,20 @@ class LiveSession:
         if resumed:
             # Not one of the numbered events: what follows is what would have come without the loss.
             told = {"type": "session.resumed", "event_id": "event_resumed", "received_events": self._received}
-            await send_text(
-                socket, msgspec.json.encode({**told, "session": {"id": self.session.id}}).decode()
-            )
+            await send(socket, msgspec.json.encode({**told, "session": {"id": self.session.id}}).decode())
         if taken.is_set():
-            await _close(socket, TAKEN_OVER)
+            await close(socket, POLICY, TAKEN_OVER)
             return False
         begins = None if resumed else partial(self._begin, not_resumed)
         reading = asyncio.create_task(self._read(socket, taken, idle_s, begins))
-        writing = asyncio.create_task(
-            self._outbox.write(partial(send_text, socket), self._outbox.connections)
-        )
+        writing = asyncio.create_task(self._outbox.write(partial(send, socket), self._outbox.connections))
         slow, over = asyncio.create_task(self.session.too_slow.wait()), asyncio.create_task(taken.wait())
         tasks = (reading, writing, slow, over)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if taken.is_set() or slow.done():
                 writing.cancel()
-                await _close(socket, TAKEN_OVER if taken.is_set() else "client_too_slow")
+                await close(socket, POLICY, TAKEN_OVER if taken.is_set() else "client_too_slow")
                 return False
             if not reading.done():
                 # A client that has closed on purpose may not have been read so far.
@@ -303,8 +298,3 @@ class LiveSession:
                     return False
                 self._received += 1
                 await receive(message.get("text"), self.session)
-
-
-async def _close(socket: WebSocket, reason: str) -> None:
-    with suppress(WebSocketDisconnect, RuntimeError):
-        await socket.close(POLICY, reason)
