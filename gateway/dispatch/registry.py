@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Final, get_args
@@ -83,6 +83,8 @@ class StageRegistry(Collector):
 
     def __post_init__(self) -> None:
         self._replicas: dict[StageName, dict[str, Replica]] = {stage: {} for stage in STAGES}
+        self._states: dict[StageName, Counter[StageState]] = {stage: Counter() for stage in STAGES}
+        self._addresses: dict[StageName, dict[str, str]] = {stage: {} for stage in STAGES}
         self._departed: OrderedDict[tuple[StageName, str], None] = OrderedDict()
         self._looked_at = -math.inf
         # Since when a stage has no ready replica.
@@ -189,7 +191,7 @@ class StageRegistry(Collector):
     def state(self, stage: StageName) -> StageState:
         """The best state of a stage's replicas."""
         for state in BEST_FIRST:
-            if self.count(stage, state):
+            if self._states[stage][state]:
                 return state
         return "down" if stage in self._known_once else "starting"
 
@@ -200,7 +202,7 @@ class StageRegistry(Collector):
 
     def count(self, stage: StageName, state: StageState) -> int:
         """Number of a stage's replicas in a state."""
-        return sum(each.state == state for each in self._replicas[stage].values())
+        return self._states[stage][state]
 
     def ready(self, stage: StageName) -> list[Replica]:
         """Replicas that may get requests, least loaded first."""
@@ -209,12 +211,12 @@ class StageRegistry(Collector):
 
     def addresses(self, stage: StageName) -> dict[str, str]:
         """Addresses of replicas that can receive, draining ones included."""
-        return {each.name: each.beat.inbox for each in self._replicas[stage].values() if not each.down}
+        return self._addresses[stage]
 
     def news(self, replica: Replica) -> dict[str, str] | None:
         """Addresses of the replicas of its next stage; none if it is connected to exactly these."""
         following = NEXT.get(replica.stage)
-        known = self.addresses(following) if following else {}
+        known = self._addresses[following] if following else {}
         return None if replica.peers == known.keys() else known
 
     def placed(self, route: Route) -> None:
@@ -304,6 +306,8 @@ class StageRegistry(Collector):
                 each.state = self._state(each, known)
             ready = [each for each in replicas if each.state == "ready"]
             known = frozenset[str]().union(*(each.peers for each in ready)) if ready else None
+            self._states[stage] = Counter(each.state for each in replicas)
+            self._addresses[stage] = {each.name: each.beat.inbox for each in replicas if not each.down}
             if ready:
                 self._missing_since[stage] = None
             elif self._missing_since[stage] is None:
