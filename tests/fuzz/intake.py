@@ -8,7 +8,7 @@ from gateway.access.access import Access
 from gateway.access.account import ClientAccount
 from gateway.dispatch.prefills import Prefills
 from gateway.dispatch.registry import StageRegistry
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.quota import Hold, MemoryBudget
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.input.media import MediaIntake

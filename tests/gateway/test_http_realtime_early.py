@@ -13,8 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.access.account import ClientAccount, Unread
-from gateway.access.clients import Principal
+from gateway.access.account import ClientAccount, Principal, Unread
 from gateway.http.realtime.input import early
 from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway

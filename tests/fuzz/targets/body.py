@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 from starlette.requests import Request
 
-from gateway.access.clients import Principal
+from gateway.access.account import Principal
 from gateway.http.body import read_body
 from gateway.http.guards.guard import REQUEST_ID
 from gateway.http.guards.keys import CLIENT

@@ -13,8 +13,8 @@ import yaml
 import zmq
 from zmq.utils import z85
 
+from gateway.access.account import Principal
 from gateway.access.api_keys import ApiKeys, hash_of, read_keys
-from gateway.access.clients import Principal
 from omnirelay.error_codes import to_event
 from omnirelay.errors import BusyError, ConfigError
 from omnirelay.protocol import Reply, pack
