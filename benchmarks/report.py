@@ -7,9 +7,9 @@ decide.
 from collections.abc import Iterator
 from typing import Final, NamedTuple
 
+from benchmarks.measure.counters import ACTIVITIES
 from benchmarks.measure.load import CONCURRENCY, Load
 from benchmarks.measure.results import Cell, RunResult, Table, as_table, mean, page, percentile
-from benchmarks.measure.stages import ACTIVITIES
 from benchmarks.scenarios.alone import BESIDE, COST, MEMORY
 from benchmarks.scenarios.concurrency import ALONE, AMONG, LONG, SHORT, TTFA
 from benchmarks.scenarios.hops import ALL

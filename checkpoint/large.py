@@ -15,10 +15,10 @@ import transformers
 from safetensors.torch import save_file
 from torch import nn
 
-from checkpoint import speech, tokenizer
+from checkpoint import tokenizer, weights
 from checkpoint.config import model_config, write_processors
-from checkpoint.initialize import fill_layer, generator_for
 from checkpoint.shape import RELEASED_3B, CheckpointShape
+from checkpoint.weights import fill_layer, generator_for
 from checkpoint.writer import complete_directory, step, write_recipe, write_voices
 from shared.vllm.torchvision_compat import declare_missing_operators
 
@@ -44,7 +44,7 @@ def write_large(
         config.save_pretrained(partial)
         write_processors(partial, shape)
         voices = {
-            name: speech.make_voice(shape, bos_token, generator_for(seed, name))
+            name: weights.make_voice(shape, bos_token, generator_for(seed, name))
             for name, bos_token in shape.vocabulary.ids.speakers().items()
         }
         write_voices(partial, voices)
@@ -67,7 +67,7 @@ def _tensors(config: Any, voices: dict[str, Any], seed: int) -> Iterator[tuple[s
                 yield from _drawn(path, layer, generator)
     with step("token2wav"):
         token2wav = transformers.Qwen2_5OmniToken2WavModel(config.token2wav_config).float().eval()
-        speech.fill_token2wav(token2wav, next(iter(voices.values())), generator_for(seed, "token2wav"))
+        weights.fill_token2wav(token2wav, next(iter(voices.values())), generator_for(seed, "token2wav"))
         for name, tensor in token2wav.state_dict().items():
             yield f"token2wav.{name}", tensor
 

@@ -17,10 +17,10 @@ import torch
 import transformers
 from safetensors import SafetensorError
 
-from checkpoint import language, speech, tokenizer
+from checkpoint import tokenizer, weights
 from checkpoint.config import model_config, write_processors
-from checkpoint.initialize import generator_for
 from checkpoint.shape import TINY, CheckpointShape
+from checkpoint.weights import generator_for
 from omnirelay.errors import CheckpointError, OutputError
 from shared.vllm.torchvision_compat import declare_missing_operators
 
@@ -107,18 +107,18 @@ def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
     with step("layers"), torch.random.fork_rng(devices=[]):
         model = transformers.Qwen2_5OmniForConditionalGeneration(config).eval()
     ids = shape.vocabulary.ids
-    with step(f"thinker, {language.parameters_of(model.thinker) / 1e6:.1f} million parameters"):
+    with step(f"thinker, {weights.parameters_of(model.thinker) / 1e6:.1f} million parameters"):
         words, ends = tokenizer.word_ids(trained), tokenizer.sentence_end_ids(trained)
-        language.fill_thinker(model.thinker, ids, words, ends, generator_for(seed, "thinker"))
-    with step(f"talker, {language.parameters_of(model.talker) / 1e6:.1f} million parameters"):
-        language.fill_talker(model.talker, shape.dit["num_embeds"], generator_for(seed, "talker"))
+        weights.fill_thinker(model.thinker, ids, words, ends, generator_for(seed, "thinker"))
+    with step(f"talker, {weights.parameters_of(model.talker) / 1e6:.1f} million parameters"):
+        weights.fill_talker(model.talker, shape.dit["num_embeds"], generator_for(seed, "talker"))
     voices = {
-        name: speech.make_voice(shape, bos_token, generator_for(seed, name))
+        name: weights.make_voice(shape, bos_token, generator_for(seed, name))
         for name, bos_token in ids.speakers().items()
     }
-    with step(f"token2wav, {language.parameters_of(model.token2wav) / 1e6:.1f} million parameters"):
+    with step(f"token2wav, {weights.parameters_of(model.token2wav) / 1e6:.1f} million parameters"):
         first = next(iter(voices.values()))
-        speech.fill_token2wav(model.token2wav, first, generator_for(seed, "token2wav"))
+        weights.fill_token2wav(model.token2wav, first, generator_for(seed, "token2wav"))
     with step("files"):
         model.save_pretrained(directory)
         # save_pretrained names the class; the released checkpoints name the model, and so do we.

@@ -15,7 +15,7 @@ from gateway.process import run
 from omnirelay.errors import OmniRelayError
 from shared.config import load_config, tell_ignored
 from shared.ending import leave_on_signals, limit_end, run_to_end
-from shared.families.known import DESCRIPTIONS, Descriptions
+from shared.families import DESCRIPTIONS, Descriptions
 from shared.log import configure_logging
 
 log = logging.getLogger(__name__)

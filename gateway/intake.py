@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Final
 import msgspec
 
 from gateway.dispatch.prefills import MAX_BYTES
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.fairness.thread import FairThread
 from gateway.input.media import MediaIntake
 from gateway.input.prompt import PromptBuilder
 from gateway.input.urls import HttpsUrl
-from gateway.requests.partial import check_partial
+from gateway.requests.record import check_partial
 from gateway.validation import SEED_BITS, Validator
 from omnirelay.content import media_of
 from omnirelay.errors import BusyError

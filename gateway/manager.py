@@ -14,11 +14,10 @@ from gateway.dispatch.registry import StageRegistry
 from gateway.dispatch.replica_monitor import ReplicaMonitor
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.admission import Admission
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.quota import Hold, MemoryBudget
 from gateway.input.prompt import PromptBuilder
 from gateway.intake import RequestIntake
-from gateway.requests.active import ActiveRequest
-from gateway.requests.answer_events import done_event, event_of
+from gateway.requests.active import ActiveRequest, done_event, event_of
 from gateway.requests.history import RequestHistory, RequestReport, report_of
 from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts, late_error, state_after
 from gateway.requests.metrics import GatewayMetrics, Outcome, RequestMeter

@@ -24,7 +24,7 @@ from omnirelay.version import version
 from shared.checkpoints import TOKENIZER_FILES, resolve_model, served_name
 from shared.config import Config
 from shared.ending import STOP_SIGNALS, TOGETHER_S, limit_end
-from shared.families.known import DESCRIPTIONS, Descriptions
+from shared.families import DESCRIPTIONS, Descriptions
 from shared.log import limited
 from shared.metrics import ProcessMetrics
 from shared.real_time import set_realtime_priority

@@ -13,15 +13,13 @@ from pydantic import BaseModel
 
 from omnirelay.errors import AddressInUseError
 from shared.config import ENV_PREFIX, Config
-from shared.messages import STAGES, StageName
+from shared.messages import ROLES, STAGES, Role
 
 MAX_SOCKET_PATH: Final = 107
 """The kernel's limit for a Unix socket."""
 ANYWHERE: Final = ("*", "0.0.0.0", "::")  # noqa: S104  Recognized, not used.
-MODULES: Final = {"gateway": "gateway"} | {stage: f"services.{stage}" for stage in STAGES}
+MODULES: Final[dict[Role, str]] = {"gateway": "gateway", **{stage: f"services.{stage}" for stage in STAGES}}
 """What each process runs, ``python -m MODULE``."""
-HTTP_PORTS_APART: Final = 10
-"""Distance of a replica's HTTP port from the one before."""
 _LISTENS: Final = "0A"
 """State of a listening socket in ``/proc/net/tcp``."""
 
@@ -65,7 +63,7 @@ def moved(config: Config, offset: int) -> dict[str, str]:
         elsewhere["gateway.http_gateways"] = json.dumps(
             [_moved(each, offset) for each in gateway.http_gateways]
         )
-    return {f"{ENV_PREFIX}{key.upper().replace('.', '__')}": there for key, there in elsewhere.items()}
+    return {_variable(key): there for key, there in elsewhere.items()}
 
 
 def _moved(address: str, offset: int) -> str:
@@ -79,35 +77,25 @@ def _moved(address: str, offset: int) -> str:
 def addresses(config: Config) -> Iterator[tuple[str, str]]:
     """Every address to listen on, with its key; without those whose port the system chooses."""
     yield from _written(config)
-    for number in range(2, config.gateway.replicas + 1):
-        for name, address in config.gateway.own_addresses(number).items():
-            if address is not None:
-                yield f"gateway.{name} (gateway {number})", address
-    for stage in STAGES:
-        for number in range(2, config.stage(stage).replicas + 1):
-            for name, address in own_addresses(config, stage, number).items():
+    for role in ROLES:
+        process, what = config.process(role), role if role == "gateway" else "replica"
+        for number in range(2, process.replicas + 1):
+            for name, address in process.own_addresses(number).items():
                 if address is not None and not address.endswith(":*"):
-                    yield f"stages.{stage}.{name} (replica {number})", address
+                    yield f"{_section(role)}.{name} ({what} {number})", address
 
 
-def variables(section: str, values: Mapping[str, str | None]) -> dict[str, str]:
-    """Environment variables that set keys of a section of the configuration; None is ``null``."""
-    prefix = f"{ENV_PREFIX}{section.replace('.', '__').upper()}__"
-    return {f"{prefix}{key.upper()}": value or "null" for key, value in values.items()}
+def variables(role: Role, values: Mapping[str, str | None]) -> dict[str, str]:
+    """Environment variables that set keys of a process's section of the configuration; None is ``null``."""
+    return {_variable(f"{_section(role)}.{key}"): value or "null" for key, value in values.items()}
 
 
-def own_addresses(config: Config, name: StageName, number: int) -> dict[str, str | None]:
-    """Return ``inbox`` and ``http`` of a further replica; ``number`` counts from 2."""
-    stage = config.stage(name)
-    if stage.inbox.startswith("ipc://"):
-        inbox = f"{stage.inbox}.{number}"
-    else:
-        inbox = f"{stage.inbox.rpartition(':')[0]}:*"
-    http = None
-    if stage.http is not None:
-        host, _, port = stage.http.rpartition(":")
-        http = f"{host}:{int(port) + HTTP_PORTS_APART * (number - 1)}"
-    return {"inbox": inbox, "http": http}
+def _section(role: Role) -> str:
+    return role if role == "gateway" else f"stages.{role}"
+
+
+def _variable(key: str) -> str:
+    return f"{ENV_PREFIX}{key.upper().replace('.', '__')}"
 
 
 def _written(section: BaseModel, prefix: str = "") -> Iterator[tuple[str, str]]:

@@ -1,12 +1,24 @@
 """The operator's subcommands of ``omnirelay``, and their arguments."""
 
 import argparse
+from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 
 from omnirelay.cli.main import Commands
 from omnirelay.cli.target import add_options
-from ops.cluster import arguments as cluster
-from ops.lazy import loaded
+from shared.config.gateway import MAX_GATEWAYS
+from shared.messages import MAX_REPLICAS, ROLES, STAGES, Role
+
+
+def loaded(module: str, function: str = "run") -> Callable[[argparse.Namespace], int]:
+    """A function of a module, which is imported at its first call."""
+
+    def run(arguments: argparse.Namespace) -> int:
+        status: int = getattr(import_module(module), function)(arguments)
+        return status
+
+    return run
 
 
 def add(commands: "Commands[argparse.ArgumentParser]") -> None:
@@ -15,7 +27,7 @@ def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     _add_up(commands)
     _add_serve(commands)
     _add_restart(commands)
-    cluster.add(commands)
+    _add_cluster(commands)
     _add_batch(commands)
     _add_demo(commands)
     _add_doctor(commands)
@@ -145,3 +157,44 @@ def _add_api_key(commands: "Commands[argparse.ArgumentParser]") -> None:
         "--best-priority", type=int, metavar="N", help="most urgent one; smaller is more urgent"
     )
     parser.set_defaults(run=loaded("ops.api_key"))
+
+
+def _add_cluster(commands: "Commands[argparse.ArgumentParser]") -> None:
+    parser = commands.add_parser("cluster", help="run the stack on a Ray cluster: up, status, scale, down")
+    actions = parser.add_subparsers(required=True, metavar="ACTION")
+    up = actions.add_parser("up", help="start gateways and stages, and wait until they are ready")
+    up.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML")
+    up.set_defaults(run=loaded("ops.cluster.commands", "up"))
+    status = actions.add_parser("status", help="show each process, its node and its load")
+    status.add_argument("--json", action="store_true", help="print one JSON object")
+    status.set_defaults(run=loaded("ops.cluster.commands", "status"))
+    scale = actions.add_parser(
+        "scale", help="change numbers of gateways or of replicas; those that go finish their requests"
+    )
+    scale.add_argument("numbers", type=replicas, nargs="+", metavar="STAGE=N", help="e.g. talker=3 gateway=2")
+    scale.set_defaults(run=loaded("ops.cluster.commands", "scale"))
+    down = actions.add_parser("down", help="finish all requests, and stop every process")
+    down.set_defaults(run=loaded("ops.cluster.commands", "down"))
+    for action in (up, status, scale, down):
+        action.add_argument(
+            "--address",
+            metavar="HOST:PORT",
+            help="of the Ray cluster (default: RAY_ADDRESS, or the one that runs on this node)",
+        )
+
+
+def replicas(text: str) -> tuple[Role, int]:
+    """Read ``STAGE=N`` or ``gateway=N``.
+
+    Raises:
+        argparse.ArgumentTypeError: It is something else, or a number that there cannot be.
+    """
+    name, _, number = text.partition("=")
+    kind = next((kind for kind in ROLES if kind == name), None)
+    most = MAX_GATEWAYS if kind == "gateway" else MAX_REPLICAS
+    if kind is None or not number.isdecimal() or not 1 <= int(number) <= most:
+        raise argparse.ArgumentTypeError(
+            f"{text!r} is not STAGE=N with a stage of {', '.join(STAGES)} and N from 1 to {MAX_REPLICAS}, "
+            f"nor gateway=N with N from 1 to {MAX_GATEWAYS}"
+        )
+    return kind, int(number)

@@ -3,7 +3,8 @@
 import argparse
 
 from omnirelay.cli.output import say
-from shared.transport.keys import ROLES, make_keys
+from shared.messages import ROLES
+from shared.transport.keys import make_keys
 
 EXPLANATION = """
 Every process needs all *.key files, which are public, and its own .key_secret. Copy those of

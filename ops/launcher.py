@@ -22,13 +22,13 @@ from omnirelay.errors import (
     StageStartError,
 )
 from omnirelay.tasks import first_of
-from ops.addresses import MODULES, own_addresses, require_free, variables
+from ops.addresses import MODULES, require_free, variables
 from ops.child import STOP_S, Child, last_words
 from ops.console import announce, console
 from ops.target import probe_target
 from shared.config import ENV_PREFIX, Config
 from shared.ending import TOGETHER_S
-from shared.messages import STAGES
+from shared.messages import Role
 
 FAREWELL_S: Final = 3.0
 """Time for the gateway to report aborted requests to their clients."""
@@ -74,8 +74,8 @@ class Stack:
         self._children: list[Child] = []
         self._hurry = asyncio.Event()
         self._renewing = False
-        # By child: its own environment variables, and the times of restarts since it last served.
-        self._changes: dict[str, dict[str, str]] = {}
+        # By child: module and own environment variables, and the times of restarts since it last served.
+        self._starts: dict[str, tuple[str, dict[str, str]]] = {}
         self._restarts: dict[str, list[float]] = {}
 
     async def start(self) -> StatusReport:
@@ -89,12 +89,10 @@ class Stack:
             StageStartError: One ended; the message says which, and its last lines.
         """
         require_free(self._config)
-        for name in MODULES:
-            if name != "gateway" and name not in self._config.served_stages:
-                continue
-            for number in range(1, self._replicas(name) + 1):
-                child = f"{name} {number}" if number > 1 else name
-                self._changes[child] = self._own(name, number) if number > 1 else {}
+        for role in self._config.roles:
+            for number in range(1, self._config.process(role).replicas + 1):
+                child = f"{role} {number}" if number > 1 else role
+                self._starts[child] = MODULES[role], self._own(role, number) if number > 1 else {}
                 self._children.append(await self._launch(child))
         return await self._wait_until_ready()
 
@@ -149,9 +147,9 @@ class Stack:
         self._restarts[child.name] = [*recent, now]
 
     async def _launch(self, child: str) -> Child:
-        module = MODULES[child.partition(" ")[0]]
+        module, changes = self._starts[child]
         command = [sys.executable, "-m", module, *self._arguments]
-        return await Child.start(child, command, self._show, self._common | self._changes[child])
+        return await Child.start(child, command, self._show, self._common | changes)
 
     def reload(self) -> None:
         """Let gateways reload their API keys and certificates, and stages the gateways' addresses."""
@@ -210,21 +208,12 @@ class Stack:
     def _gateways(self) -> list[Child]:
         return [child for child in self._children if child.name.partition(" ")[0] == "gateway"]
 
-    def _replicas(self, name: str) -> int:
-        """The configured number of processes of a kind."""
-        stage = next((self._config.stage(stage) for stage in STAGES if stage == name), self._config.gateway)
-        return stage.replicas
-
-    def _own(self, name: str, number: int) -> dict[str, str]:
-        """Return the environment of a further process of a kind: it needs addresses of its own."""
-        stage = next((stage for stage in STAGES if stage == name), None)
-        if stage is not None:
-            return variables(f"stages.{stage}", own_addresses(self._config, stage, number))
-        gateway = self._config.gateway
-        origins = json.dumps(gateway.page_origins)
-        return variables(
-            "gateway", gateway.own_addresses(number) | {"replicas": "1", "http_gateways": origins}
-        )
+    def _own(self, role: Role, number: int) -> dict[str, str]:
+        """Return the environment of a further process of a role: it needs addresses of its own."""
+        own = self._config.process(role).own_addresses(number)
+        if role == "gateway":
+            own |= {"replicas": "1", "http_gateways": json.dumps(self._config.gateway.page_origins)}
+        return variables(role, own)
 
     async def _ask(self) -> dict[str, StatusReport | None]:
         """Ask our own gateways for their status; None if one does not answer, or another program does."""

@@ -16,6 +16,7 @@ from ops.launcher import POLL_S, RENEW, ready_pids
 from ops.target import probe_target
 from ops.up import overrides
 from shared.config import Config, load_config
+from shared.messages import Role
 
 _PROC: Final = Path("/proc")
 
@@ -27,12 +28,14 @@ def run(arguments: argparse.Namespace) -> int:
         OmniRelayError: No stack of this machine's ``omnirelay up`` serves, or it ended meanwhile.
     """
     config = load_config(arguments.config, os.environ | overrides(arguments))
-    kinds = [*config.served_stages, "gateway"] if arguments.process == "all" else [arguments.process]
+    kinds: list[Role] = [*config.served_stages, "gateway"]
+    if arguments.process != "all":
+        kinds = [arguments.process]
     asyncio.run(_restart(config, kinds))
     return 0
 
 
-async def _restart(config: Config, kinds: list[str]) -> None:
+async def _restart(config: Config, kinds: list[Role]) -> None:
     launcher = _launcher(await probe_target(config).status())
     for kind in kinds:
         pids = _children(launcher, kind)
@@ -52,7 +55,7 @@ async def _restart(config: Config, kinds: list[str]) -> None:
             say(f"the {kind}, pid {pid}, was replaced")
 
 
-async def _replaced(config: Config, launcher: int, kind: str, before: int, number: int) -> None:
+async def _replaced(config: Config, launcher: int, kind: Role, before: int, number: int) -> None:
     """Wait until another process serves in place of one."""
     while True:
         pids = _children(launcher, kind)
@@ -88,7 +91,7 @@ def _launcher(report: StatusReport) -> int:
     raise ConfigError(f"the gateway, pid {pid}, was not started by `omnirelay up`: use what started it")
 
 
-def _children(launcher: int, kind: str) -> list[int]:
+def _children(launcher: int, kind: Role) -> list[int]:
     """The process ids of a launcher's processes of a kind."""
     try:
         children = (_PROC / str(launcher) / "task" / str(launcher) / "children").read_text().split()

@@ -7,12 +7,14 @@ of what was registered in the stage's own.
 from vllm.model_executor.models import ModelRegistry
 
 from services.families.known import FAMILIES
+from shared.vllm.platform import architecture_of
 
 
 def register_models() -> None:
     """Tell vLLM where the models of all families are; none of them is loaded."""
     for family in FAMILIES.values():
-        for architecture, path in family.models.items():
+        for path in family.models:
+            architecture = architecture_of(path.rpartition(":")[2])
             # A stage's own process has registered the class itself, which vLLM need not look for.
             if architecture not in ModelRegistry.models:
                 ModelRegistry.register_model(architecture, path)

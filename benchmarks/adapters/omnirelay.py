@@ -25,11 +25,10 @@ from omnirelay import (
     TextEvent,
 )
 from omnirelay.errors import OmniRelayError
-from ops.addresses import HTTP_PORTS_APART
 from ops.launcher import Stack, running
 from ops.omni.stack import merged
 from services.families.known import family_of
-from services.families.sizes import DTYPE_BYTES, dtype_of
+from services.families.memory import DTYPE_BYTES, dtype_of
 from shared.checkpoints import read_config
 from shared.config import Config
 from shared.engine_defaults import CPU_BLOCK_SIZE
@@ -145,9 +144,9 @@ class OmniRelay:
         """The metrics of all four processes."""
         addresses = {"gateway": self._config.gateway.http or ""}
         for stage in STAGES:
-            host, _, port = (self._config.stage(stage).http or "").rpartition(":")
-            for number in range(self._config.stage(stage).replicas):
-                addresses[f"{stage} {number + 1}"] = f"{host}:{int(port) + HTTP_PORTS_APART * number}"
+            config = self._config.stage(stage)
+            for number in range(1, config.replicas + 1):
+                addresses[f"{stage} {number}"] = config.own_addresses(number)["http"] or ""
         return await scrape(addresses)
 
 

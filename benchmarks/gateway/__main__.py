@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from benchmarks.gateway.measure import GatewayResult, Latency, measure_replicas, measure_streams
-from benchmarks.gateway.pace import CODES, TEXT_S
+from benchmarks.gateway.stages import CODES, TEXT_S
 from benchmarks.measure.checkpoints import ensure
 from benchmarks.measure.machine import this_machine
 from benchmarks.measure.results import RESULTS, Cell, Table, keep, page, tell

@@ -11,8 +11,7 @@ from typing import Final
 import msgspec
 
 from benchmarks.gpu.part import PARTS, WITHOUT_VLLM
-from benchmarks.gpu.results import FinishedPart, PartResult, Settings
-from benchmarks.gpu.sampling import Sampler
+from benchmarks.gpu.results import FinishedPart, PartResult, Sampler, Settings
 from benchmarks.measure.checkpoints import DIRECTORY, make
 from benchmarks.measure.machine import MachineFacts, this_machine
 from benchmarks.measure.process import in_process

@@ -20,14 +20,12 @@ from benchmarks.gpu.results import PartResult, Settings
 from benchmarks.measure.results import Cell, Table
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, HalfLinear, Projection
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, geometry_of, steps_of
-from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer, SolverWork
 from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
 from services.families.qwen2_5_omni.voices import load_speakers
-from services.token2wav.family import Budget
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.chunks import SynthesisChunk
 from shared.config import Precision, SynthesisConfig
-from shared.vllm.precision import set_float32_precision
+from shared.vllm.platform import set_float32_precision
 from shared.vllm.recorded import CudaGraphs
 
 CODES: Final = 50
@@ -109,7 +107,8 @@ def synthesizer_of(
     compiled: bool = False,
 ) -> SolverSynthesizer:
     """OmniRelay's DiT and vocoder with the reference's weights, on a GPU ``compiled`` or not."""
-    dit = DiffusionTransformer(config.dit_config, projection)
+    defaults = SynthesisConfig()
+    dit = DiffusionTransformer(config.dit_config, defaults.guidance_scale, projection)
     vocoder = Vocoder(config.bigvgan_config, fused=compiled).float()
     for module, prefix in ((dit, _DIT), (vocoder.bigvgan, _VOCODER)):
         own = {name.removeprefix(prefix): each for name, each in tensors.items() if name.startswith(prefix)}
@@ -117,19 +116,17 @@ def synthesizer_of(
         parameters = {name: own[name] for name, _ in module.named_parameters()}
         module.load_state_dict(parameters, strict=False)
         module.eval().to(device)
-    defaults = SynthesisConfig()
-    budget = Budget(defaults.max_batch_frames, defaults.max_vocoder_frames)
-    work = SolverWork(geometry_of(config.dit_config, config.bigvgan_config), budget)
+    work = SolverWork.of(config, defaults)
     # As the stage does: docs/gpu.md.
     record = CudaGraphs() if device.type == "cuda" else None
-    conditioner = Conditioner(dit, load_speakers(model))
+    conditioner = Conditioner(dit, load_speakers(model), defaults)
     return SolverSynthesizer(dit, vocoder, conditioner, work, record is not None, record, compiled)
 
 
 def synthesize(synthesizer: SolverSynthesizer, chunk: SynthesisChunk) -> torch.Tensor:
     """Make a chunk audio, in one go."""
     state = synthesizer.prepare(chunk)
-    synthesizer.advance([state], [range(steps_of(chunk))])
+    synthesizer.advance([state], [range(SynthesisConfig().time_points - 1)])
     waveform = synthesizer.finished(state)
     if waveform is None:
         raise RuntimeError("one piece of audio was due")

@@ -18,7 +18,7 @@ from benchmarks.measure.results import Cell, Table, tell
 from benchmarks.measure.workload import answer_of
 from omnirelay import AsyncClient
 from omnirelay.errors import OmniRelayError
-from services.families.sizes import dtype_of
+from services.families.memory import dtype_of
 from shared.checkpoints import read_config
 from shared.messages import STAGES
 

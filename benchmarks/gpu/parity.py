@@ -12,7 +12,7 @@ from benchmarks.gpu.results import Device, PartResult, Settings
 from benchmarks.measure.process import in_process
 from benchmarks.measure.results import Cell, Table, tell
 from omnirelay.errors import OmniRelayError
-from services.families.sizes import DTYPE_BYTES, read_model
+from services.families.memory import DTYPE_BYTES, read_model
 from shared.messages import STAGES, StageName
 
 REFERENCE_S: Final[dict[Device, float]] = {"cuda": 240.0, "cpu": 1800.0}

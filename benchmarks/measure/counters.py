@@ -1,11 +1,14 @@
-"""What processes count, read twice; the difference is what happened in between."""
+"""What processes count, read twice: the difference is what happened in between, of stages above all."""
 
 import asyncio
 import urllib.request
 from collections.abc import Mapping
 from typing import Final
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
+
+from shared.messages import STAGES
 
 SCRAPE_S: Final = 10.0
 
@@ -67,3 +70,45 @@ def _page(address: str) -> str:
     with urllib.request.urlopen(url, timeout=SCRAPE_S) as response:  # noqa: S310 - an address of our own
         text: str = response.read().decode()
     return text
+
+
+ACTIVITIES: Final = ("wait", "take", "model", "engine", "send")
+
+
+class Stage(msgspec.Struct, frozen=True, kw_only=True):
+    """One stage's loop during a load.
+
+    Attributes:
+        name: Which stage.
+        seconds: What its time went to, by activity, as ``omnirelay_stage_seconds_total`` tells it.
+        steps: Steps of its engine.
+        mean_batch: Requests in a step.
+    """
+
+    name: str
+    seconds: dict[str, float]
+    steps: int
+    mean_batch: float
+
+
+def stages_of(counted: Counters) -> list[Stage]:
+    """The stages that counted something."""
+    named = counted.labels("omnirelay_stage_seconds_total", "stage")
+    return [_stage(name, counted) for name in STAGES if name in named]
+
+
+def _stage(name: str, counted: Counters) -> Stage:
+    steps = counted.get("omnirelay_stage_batch_requests_count", stage=name)
+    return Stage(
+        name=name,
+        seconds={
+            activity: counted.get("omnirelay_stage_seconds_total", stage=name, activity=activity)
+            for activity in ACTIVITIES
+        },
+        steps=round(steps),
+        mean_batch=_ratio(counted.get("omnirelay_stage_batch_requests_sum", stage=name), steps),
+    )
+
+
+def _ratio(part: float, whole: float) -> float:
+    return part / whole if whole else 0.0

@@ -9,8 +9,8 @@ import msgspec
 
 from benchmarks.adapters.base import Adapter
 from benchmarks.measure.answer import MeasuredAnswer, Timing, timing
+from benchmarks.measure.counters import Stage, stages_of
 from benchmarks.measure.machine import Cpu, forget_peak, peak_memory
-from benchmarks.measure.stages import Stage, stages_of
 from benchmarks.measure.workload import Workload
 
 CONCURRENCY: Final = "concurrency"

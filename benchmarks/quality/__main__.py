@@ -10,9 +10,8 @@ from typing import Final
 from benchmarks.adapters.omnirelay import OmniRelay
 from benchmarks.measure.machine import this_machine
 from benchmarks.measure.results import RESULTS, Cell, Table, keep, page, tell
-from benchmarks.quality.answers import Samples, SpokenReply, ask_all
+from benchmarks.quality.answers import Asked, Samples, SpokenReply, ask_all, held_out_requests
 from benchmarks.quality.figures import Score, answer_figures, speech_figures
-from benchmarks.quality.requests import Asked, held_out_requests
 from labs.training.data.corpus import SENTENCES, VOICES
 from labs.training.data.dialogues import texts_to_read
 from labs.training.data.synthesis import synthesize

@@ -26,8 +26,7 @@ def heard(name: str, answers: Iterable[Timing]) -> Measured:
 
 async def real_time(count_of_each: int) -> list[Measured]:
     """Ask the default checkpoint the held-out questions of ``benchmarks.quality``, one after the other."""
-    from benchmarks.quality.answers import request  # noqa: PLC0415 - they need what trains checkpoints
-    from benchmarks.quality.requests import held_out_requests  # noqa: PLC0415 - as above
+    from benchmarks.quality.answers import held_out_requests, request  # noqa: PLC0415 - needs what trains checkpoints
 
     requests = held_out_requests(count_of_each)
     if not (DEFAULT_CHECKPOINT / "config.json").is_file():

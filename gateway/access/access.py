@@ -7,11 +7,9 @@ from pathlib import Path
 from typing import Final, TypedDict
 
 from gateway.access import tls
-from gateway.access.account import ClientAccount, Unread
-from gateway.access.api_keys import ApiKeys
+from gateway.access.account import ClientAccount, Principal, Unread
+from gateway.access.api_keys import ApiKeys, EphemeralKeys
 from gateway.access.certificate import ServerTls
-from gateway.access.clients import Principal
-from gateway.access.ephemeral import EphemeralKeys
 from gateway.access.places import Places, Proxies, holder_of
 from omnirelay.errors import ConfigError
 from omnirelay.protocol import MAX_PIECE_BYTES, PROTOCOL_VERSION, Welcome

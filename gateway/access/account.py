@@ -1,13 +1,100 @@
-"""Limits of one connection: open requests and unread bytes."""
+"""Clients, by API keys or without them by connections and addresses, and the limits of their connections."""
 
-from dataclasses import dataclass
-from typing import Final
+import math
+from dataclasses import dataclass, field
+from typing import Annotated, Final
 
 import msgspec
+from msgspec import Meta
 
-from gateway.access.clients import RETRY_OWN_REQUESTS_MS, Principal
-from omnirelay.errors import BusyError, SlowClientError
+from gateway.fairness.rate_limit import TokenBucket
+from omnirelay.errors import BusyError, SlowClientError, UnauthenticatedError
 from omnirelay.protocol import GenerateRequest
+
+RETRY_OWN_REQUESTS_MS: Final = 1000
+NO_KEY: Final = "missing or invalid API key"
+"""The same for a missing, wrong and withdrawn key."""
+
+
+class ClientLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Limits of one client; none means no limit besides the general ones.
+
+    Attributes:
+        requests_per_second: Average rate of new requests, 0.000001 to 1,000,000.
+        burst: Most new requests at once; default: those of one second.
+        max_requests: Open requests.
+        request_bytes: Largest request, media included.
+        best_priority: Most urgent (smallest) priority; more urgent requests get this one.
+    """
+
+    requests_per_second: Annotated[float, Meta(ge=1e-6, le=1e6)] | None = None
+    burst: Annotated[int, Meta(ge=1, le=2**31 - 1)] | None = None
+    max_requests: Annotated[int, Meta(ge=1)] | None = None
+    request_bytes: Annotated[int, Meta(ge=1)] | None = None
+    best_priority: Annotated[int, Meta(ge=-1000, le=1000)] = 0
+
+
+@dataclass(eq=False)
+class Principal:
+    """One client over all of its connections.
+
+    Attributes:
+        name: Of its quota, and for the log; not secret.
+        known: False if it has not identified itself, or its key was removed.
+        taken: Number of admitted requests.
+        refused: Number of requests beyond its own limits.
+        keyed: It is the holder of a key.
+    """
+
+    name: str
+    limits: ClientLimits = field(default_factory=ClientLimits)
+    known: bool = True
+    taken: int = 0
+    refused: int = 0
+    keyed: bool = False
+    open_requests: int = 0
+
+    def __post_init__(self) -> None:
+        self.change(self.limits)
+
+    def change(self, limits: ClientLimits) -> None:
+        """Replace the limits."""
+        self.limits = limits
+        rate = limits.requests_per_second
+        self._bucket = TokenBucket(rate, limits.burst or math.ceil(rate)) if rate is not None else None
+
+    def most_bytes(self, most: int) -> int:
+        """The largest request that it may send, of those with at most so many bytes."""
+        own = self.limits.request_bytes
+        return most if own is None else min(most, own)
+
+    def check(self) -> None:
+        """Reject a request before it is read: UnauthenticatedError, or BusyError beyond its limits."""
+        if not self.known:
+            raise UnauthenticatedError(NO_KEY)
+        most = self.limits.max_requests
+        if most is not None and self.open_requests >= most:
+            self.refused += 1
+            raise BusyError(f"this key may have {most} open requests, no more", RETRY_OWN_REQUESTS_MS)
+        if self._bucket is not None and (wait_s := self._bucket.wait_s()):
+            self.refused += 1
+            raise BusyError(
+                f"this key may send {self.limits.requests_per_second:g} requests a second, no more",
+                math.ceil(1000 * wait_s),
+            )
+
+    def open(self) -> None:
+        """Count a request; raises as :meth:`check` does."""
+        self.check()
+        if self._bucket is not None:
+            self._bucket.take()
+        self.open_requests += 1
+        self.taken += 1
+
+    def close(self) -> None:
+        """A request has ended."""
+        self.open_requests -= 1
+
 
 UNREAD_OF_ONE: Final = 2**20
 """Unread bytes that a connection may always have."""

@@ -2,30 +2,31 @@
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Set
 from dataclasses import dataclass, field
 from typing import Final
 
 from gateway.dispatch.aborts import AbortLedger
-from gateway.dispatch.placement import place
 from gateway.dispatch.registry import Replica, StageRegistry
-from gateway.dispatch.stage_errors import from_stage
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.requests.active import ActiveRequest, Attempt
 from gateway.requests.lifecycle import Reason
 from gateway.requests.metrics import GatewayMetrics
+from omnirelay.error_codes import BY_CODE
 from omnirelay.errors import (
     BusyError,
     EngineFailedError,
+    MediaError,
     OmniRelayError,
     PoisonRequestError,
     QueueFullError,
+    RequestError,
     StageFailedError,
     StageUnavailableError,
 )
 from shared.config import GatewayConfig
 from shared.log import of_request
-from shared.messages import STAGES, RequestFailed, StageName
+from shared.messages import STAGES, RequestFailed, Route, StageName
 
 PAUSE_S: Final = 0.5
 """Delay before a retry after a failure: a stage whose engine failed reports it before it ends."""
@@ -219,3 +220,65 @@ class Dispatcher:
             holders = [(stage, name) for stage in STAGES if (name := active.replica(stage))]
             self.aborts.abort(active.attempt.id, holders)
             active.attempt = None
+
+
+RETRY_BUSY_STAGE_MS: Final = 1000
+"""A stage does not tell its own estimate."""
+
+
+def from_stage(failed: RequestFailed) -> RequestError:
+    """Convert a stage's error; codes internal to the stack become ``stage_failed``."""
+    kind = BY_CODE.get(failed.code)
+    if kind is not None and issubclass(kind, MediaError):
+        # Starts with the name of the item at every place that raises it.
+        return kind(failed.message)
+    message = f"{failed.stage}: {failed.message}"
+    if kind is not None and issubclass(kind, BusyError):
+        return kind(message, RETRY_BUSY_STAGE_MS)
+    if kind is None or kind is RequestError:
+        return StageFailedError(f"{message} ({failed.code})")
+    return kind(message)
+
+
+NEAR: Final = 4
+"""A preferred thinker is used if it has at most so many requests more than another."""
+
+
+def place(
+    registry: StageRegistry,
+    speech: bool,
+    avoid: Set[tuple[StageName, str]] = frozenset(),
+    near: str | None = None,
+    alone: tuple[StageName, ...] = (),
+) -> Route | None:
+    """Choose the least loaded replicas that are connected to each other; none if there is no route now.
+
+    Args:
+        speech: Without it the thinker alone is needed.
+        avoid: Used only if there is no other: the request failed there.
+        near: The thinker that has computed the beginning of the prompt.
+        alone: As in the route.
+    """
+
+    def candidates(stage: StageName, ready: Iterable[Replica]) -> list[Replica]:
+        return sorted(ready, key=lambda each: (stage, each.name) in avoid)
+
+    thinkers = candidates("thinker", thinkers_for(registry, near))
+    if not speech:
+        return Route(thinker=thinkers[0].name, alone=alone) if thinkers else None
+    talkers, last = (candidates(stage, registry.ready(stage)) for stage in STAGES[1:])
+    ends = {each.name: next((end.name for end in last if end.name in each.peers), None) for each in talkers}
+    for thinker in thinkers:
+        for name, token2wav in ends.items():
+            if token2wav is not None and name in thinker.peers:
+                return Route(thinker=thinker.name, talker=name, token2wav=token2wav, alone=alone)
+    return None
+
+
+def thinkers_for(registry: StageRegistry, near: str | None) -> list[Replica]:
+    """The ready thinkers, the least loaded first; before them ``near``, unless it is much more loaded."""
+    ready = registry.ready("thinker")
+    if not ready:
+        return []
+    most = ready[0].work[0] + NEAR
+    return sorted(ready, key=lambda each: each.name != near or each.work[0] > most)

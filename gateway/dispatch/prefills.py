@@ -9,7 +9,7 @@ from typing import Final
 import msgspec
 
 from gateway.dispatch.aborts import AbortLedger
-from gateway.dispatch.placement import thinkers_for
+from gateway.dispatch.dispatcher import thinkers_for
 from gateway.dispatch.registry import StageRegistry
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.requests.metrics import GatewayMetrics, Outcome

@@ -18,6 +18,7 @@ from shared.config.values import WILDCARDS, check_reachable
 from shared.log import limited
 from shared.messages import (
     HEARTBEAT_SUFFIX,
+    ROLES,
     Abort,
     Closing,
     ControlToGateway,
@@ -25,6 +26,7 @@ from shared.messages import (
     Credit,
     Heartbeat,
     Mark,
+    Role,
     StageEvent,
     StageName,
     ThinkerInput,
@@ -32,7 +34,6 @@ from shared.messages import (
 )
 from shared.transport.control import MAX_CONTROL_BYTES
 from shared.transport.curve import PeerMetrics, check_key, has_keys, open_context
-from shared.transport.keys import ROLES, Role
 from shared.transport.metrics import EdgeMetrics
 from shared.transport.queues import DEFAULT_MAX_BACKLOG_BYTES, PullQueue, Sending
 from shared.transport.routing import PeerQueues

@@ -2,7 +2,7 @@
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any, Final, TypeVar
 
@@ -60,7 +60,6 @@ class HttpAnswer:
         self.seed: int | None = None
         self._stream = stream
         self._names = names
-        self._first: asyncio.Future[AnswerEvent] | None = None
 
     @classmethod
     async def to(
@@ -82,11 +81,9 @@ class HttpAnswer:
 
     async def begin(self, most_s: float | None = None) -> None:
         """Wait up to ``most_s`` seconds for the first event, which iteration still returns."""
-        if self._first is None:
-            self._first = asyncio.ensure_future(self._next())
-        await asyncio.wait([self._first], timeout=most_s)
-        if self._first.done():
-            self._first.result()
+        with suppress(TimeoutError):
+            async with asyncio.timeout(most_s):
+                await self._peek()
 
     async def begin_audio(self) -> int:
         """Wait for the first audio, which iteration still returns, without the text before it.
@@ -94,21 +91,18 @@ class HttpAnswer:
         Returns:
             How many milliseconds the client should wait before it plays.
         """
-        event = await (self._first or self._next())
-        while isinstance(event, TextEvent):
-            event = await self._next()
-        self._first = asyncio.get_running_loop().create_future()
-        self._first.set_result(event)
+        while isinstance(event := await self._peek(), TextEvent):
+            await anext(self._stream)
         return event.start_delay_ms if isinstance(event, AudioEvent) else 0
 
     async def __aiter__(self) -> AsyncIterator[AnswerEvent]:
         """Iterate over the events; the last one is a :class:`omnirelay.events.DoneEvent`."""
-        event = await (self._first or self._next())
-        while True:
+        ended = False
+        while not ended:
+            event = await self._peek()
+            await anext(self._stream)
+            ended = isinstance(event, DoneEvent)
             yield event
-            if isinstance(event, DoneEvent):
-                return
-            event = await self._next()
 
     async def last(self) -> DoneEvent:
         """Wait for the last event, without those before it."""
@@ -119,16 +113,12 @@ class HttpAnswer:
 
     def close(self) -> None:
         """Release the request, and cancel it if it has not ended."""
-        if self._first is not None and not self._first.cancel() and not self._first.cancelled():
-            # Retrieved, or asyncio would log it.
-            self._first.exception()
         self._stream.close()
 
-    async def _next(self) -> AnswerEvent:
-        event = await anext(self._stream)
-        while isinstance(event, AcceptedEvent):
+    async def _peek(self) -> AnswerEvent:
+        while isinstance(event := await self._stream.peek(), AcceptedEvent):
             self.seed = event.seed
-            event = await anext(self._stream)
+            await anext(self._stream)
         if isinstance(event, ErrorEvent):
             with named(self._names):
                 raise error_codes.from_event(event)

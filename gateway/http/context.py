@@ -12,7 +12,7 @@ from gateway.access.access import Access
 from gateway.access.account import ClientAccount
 from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
-from gateway.http.encoding.audio import AudioPool
+from gateway.http.encoding.encoders import AudioPool
 from gateway.http.guards.guard import REQUEST_ID
 from gateway.http.guards.keys import client_of
 from gateway.manager import Gateway
@@ -90,3 +90,10 @@ class HttpContext:
                 "gateway.model_names)",
                 "model",
             )
+
+
+class Api:
+    """Endpoints that serve requests of one kind."""
+
+    def __init__(self, context: HttpContext) -> None:
+        self._context = context

@@ -86,7 +86,7 @@ def read_fields(
     for name, value in values.items():
         if name not in honoured and name not in IGNORED:
             require_neutral(name, value, neutral)
-    wanted = {name: _whole(value) for name, value in given(values).items() if name in honoured}
+    wanted = {name: whole(value) for name, value in given(values).items() if name in honoured}
     return convert(wanted, kind)
 
 
@@ -140,7 +140,7 @@ def require_one_of(name: str, value: str | None, allowed: Collection[str]) -> No
         raise UnsupportedError(f"{name} can be {', '.join(sorted(allowed))}, not {value[:64]!r}", name)
 
 
-def _whole(value: Any) -> Any:
+def whole(value: Any) -> Any:
     """Return an integer for a number that is one: JavaScript's and some of Python's clients write 10.0."""
     return int(value) if type(value) is float and value.is_integer() and abs(value) < _EXACT else value
 

@@ -6,18 +6,15 @@ import msgspec
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.context import HttpContext
+from gateway.http.context import Api
 from gateway.http.errors import json_response
 from omnirelay.errors import UnknownRequestError
 from omnirelay.version import version
 from shared.exposition import metrics_response
 
 
-class OperationsApi:
+class OperationsApi(Api):
     """The endpoints."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def livez(self, _request: Request) -> Response:
         """Answer 200 as long as the event loop runs."""

@@ -16,7 +16,7 @@ import aiohttp
 import aiohttp.abc
 from yarl import URL
 
-from gateway.fairness.semaphore import FairSemaphore
+from gateway.fairness.thread import FairSemaphore
 from gateway.input.urls import HttpsUrl, parse_host
 from omnirelay.errors import ConfigError, MediaTooLargeError, MediaUnreachableError
 from shared.config import MediaConfig

@@ -5,7 +5,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_https
 from omnirelay.content import MediaPart
 from omnirelay.errors import MediaError, MediaTooLargeError, MediaUnreachableError

@@ -20,7 +20,7 @@ import jinja2.sandbox
 from gateway.input.detokenizer import Detokenizer, bytes_of
 from omnirelay.content import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
 from omnirelay.errors import CheckpointError, InvalidRequestError, UnsupportedError
-from shared.families.known import DESCRIPTIONS, Descriptions, family_of
+from shared.families import DESCRIPTIONS, Descriptions, family_of
 from shared.messages import MediaKind
 from shared.tokenizer import load_tokenizer
 

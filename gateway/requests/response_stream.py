@@ -80,6 +80,13 @@ class ResponseStream:
         return self
 
     async def __anext__(self) -> Event:
+        await self.peek()
+        event = self._events.popleft()
+        self._release(event)
+        return event
+
+    async def peek(self) -> Event:
+        """Wait for the next event, which iteration still returns; StopAsyncIteration if there is none."""
         while not self._events:
             if self._finished or self._closed:
                 raise StopAsyncIteration
@@ -88,9 +95,7 @@ class ResponseStream:
                 await self._waiter
             finally:
                 self._waiter = None
-        event = self._events.popleft()
-        self._release(event)
-        return event
+        return self._events[0]
 
     def _wake(self) -> None:
         if self._waiter is not None and not self._waiter.done():

@@ -11,7 +11,7 @@ from typing import Final
 import msgspec
 
 from gateway.access.access import Access
-from gateway.access.clients import NO_KEY, Principal
+from gateway.access.account import NO_KEY, Principal
 from gateway.fairness.uploads import UploadRoom
 from gateway.input.tools import CallParser, with_calls, with_tools
 from gateway.manager import Gateway
@@ -80,6 +80,7 @@ class Connection:
         _name: Of the connection, in the log.
         _refused: Counts rejected messages by error code.
         known: Called with the connection's share once the client has identified itself.
+        _cancels: Cancel what is not answered yet: later its last event would be lost.
     """
 
     _gateway: Gateway
@@ -94,10 +95,9 @@ class Connection:
     _max_frame_bytes: int = 0
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
     _tasks: dict[int, asyncio.Task[None]] = field(default_factory=dict)
-    _opening: set[int] = field(default_factory=set)
+    _cancels: dict[int, Callable[[], object]] = field(default_factory=dict)
     _incoming: dict[int, Incoming] = field(default_factory=dict)
     _ended_early: dict[int, None] = field(default_factory=dict)
-    _streams: dict[int, ResponseStream] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         # Replaced once the client has identified itself.
@@ -185,7 +185,7 @@ class Connection:
             elif isinstance(message, Piece):
                 await self._take_piece(message)
             elif isinstance(message, Cancel):
-                self._cancel(message.id)
+                self._cancels.get(message.id, lambda: None)()
             elif isinstance(message, StatusQuery):
                 await self._send(StatusReply(message.id, self._status()))
             elif isinstance(message, Ping):
@@ -250,8 +250,8 @@ class Connection:
         return False
 
     def _begin(self, client_id: int, read: Reading) -> asyncio.Task[None]:
-        self._opening.add(client_id)
         task = self._tasks[client_id] = asyncio.create_task(self._answer(client_id, read))
+        self._cancels[client_id] = partial(task.cancel, "by the client")
         task.add_done_callback(lambda _: self._forget(client_id))
         return task
 
@@ -259,13 +259,6 @@ class Connection:
         self._tasks.pop(client_id, None)
         if self._incoming.pop(client_id, None) is not None:
             self._note_ended_early(client_id)
-
-    def _cancel(self, client_id: int) -> None:
-        if stream := self._streams.get(client_id):
-            stream.cancel()
-        elif client_id in self._opening:
-            # Not once it is answered: its last event would be lost.
-            self._tasks[client_id].cancel("by the client")
 
     async def _answer(self, client_id: int, read: Reading) -> None:
         """Send the events of one request."""
@@ -275,12 +268,12 @@ class Connection:
         try:
             opened = await opening
         finally:
-            self._opening.discard(client_id)
+            del self._cancels[client_id]
         if isinstance(opened, ErrorEvent):
             await self._finish(client_id, opened)
             return
         stream, parser = opened
-        self._streams[client_id] = stream
+        self._cancels[client_id] = stream.cancel
         try:
             async for event in stream:
                 if isinstance(event, ErrorEvent):
@@ -289,7 +282,7 @@ class Connection:
         except OSError as error:
             log.debug("%s went away: %s", self._account.name, error)
         finally:
-            del self._streams[client_id]
+            del self._cancels[client_id]
             stream.close()
 
     async def _open(self, read: Reading) -> tuple[ResponseStream, CallParser] | ErrorEvent:

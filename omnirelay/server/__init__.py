@@ -11,7 +11,6 @@ Example::
             print(answer.text)
 """
 
-from ops.omni.answer import OmniAnswer
-from ops.omni.clients import AsyncOmni, Omni
+from ops.omni.clients import AsyncOmni, Omni, OmniAnswer
 
 __all__ = ["AsyncOmni", "Omni", "OmniAnswer"]

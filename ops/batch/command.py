@@ -2,9 +2,7 @@
 
 import argparse
 import asyncio
-from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Final
 
 from omnirelay.cli.__main__ import INTERRUPTED
@@ -30,37 +28,6 @@ REPORT_S: Final = 10.0
 """Interval of progress lines without a terminal."""
 
 
-@dataclass(frozen=True)
-class _Batch:
-    """The options of one run."""
-
-    prompts: Path
-    out: Path
-    text_only: bool
-    concurrency: int
-
-    async def answer(self, target: Target, tally: Tally) -> None:
-        """Answer the prompts without a result.
-
-        Raises:
-            OmniRelayError: The gateway is gone or stopping, or a file cannot be read or written.
-        """
-        with ResultFolder(self.out) as results, ProgressLine(lambda: tally.estimate) as progress:
-            async with target.client() as client:
-                report = asyncio.create_task(_report(tally, progress.visible))
-                jobs = read_jobs(self.prompts)
-                works = (
-                    answer_jobs(client, jobs, self._request, results, tally) for _ in range(self.concurrency)
-                )
-                try:
-                    await all_of(works)
-                finally:
-                    report.cancel()
-
-    def _request(self, job: BatchJob) -> GenerateRequest:
-        return job.request(self.prompts.parent, self.text_only)
-
-
 def run(arguments: argparse.Namespace) -> int:
     """Run the subcommand.
 
@@ -73,9 +40,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     tally = Tally(sum(1 for _ in read_jobs(arguments.prompts)))
     if arguments.gateway is not None:
-        concurrency = arguments.concurrency or SERVED_ELSEWHERE
-        batch = _Batch(arguments.prompts, arguments.out, arguments.text_only, concurrency)
-        asyncio.run(batch.answer(target_of(arguments), tally))
+        asyncio.run(_answer(target_of(arguments), arguments, tally, SERVED_ELSEWHERE))
         ended = True
     else:
         ended = _run_with_own_stack(arguments, tally)
@@ -92,10 +57,29 @@ def _run_with_own_stack(arguments: argparse.Namespace, tally: Tally) -> bool:
     config = load_config(arguments.config)
     checkpoint.prepare(config)
     target = own_target(config)
-    concurrency = arguments.concurrency or concurrency_of(config)
-    batch = _Batch(arguments.prompts, arguments.out, arguments.text_only, concurrency)
+    work = partial(_answer, target, arguments, tally, concurrency_of(config))
     stack = Stack(config, arguments.config, hide)
-    return asyncio.run(run_until_stopped(stack, work_with(stack, partial(batch.answer, target, tally))))
+    return asyncio.run(run_until_stopped(stack, work_with(stack, work)))
+
+
+async def _answer(target: Target, arguments: argparse.Namespace, tally: Tally, at_once: int) -> None:
+    """Answer the prompts without a result, ``at_once`` if no option says how many.
+
+    Raises:
+        OmniRelayError: The gateway is gone or stopping, or a file cannot be read or written.
+    """
+
+    def request(job: BatchJob) -> GenerateRequest:
+        return job.request(arguments.prompts.parent, arguments.text_only)
+
+    with ResultFolder(arguments.out) as results, ProgressLine(lambda: tally.estimate) as progress:
+        async with target.client() as client:
+            report = asyncio.create_task(_report(tally, progress.visible))
+            jobs, count = read_jobs(arguments.prompts), arguments.concurrency or at_once
+            try:
+                await all_of(answer_jobs(client, jobs, request, results, tally) for _ in range(count))
+            finally:
+                report.cancel()
 
 
 async def _report(tally: Tally, visible: bool) -> None:

@@ -19,12 +19,12 @@ import yaml
 from ops.addresses import MODULES
 from ops.child import STOP_S, Child
 from ops.cluster import keys, plan
-from ops.cluster.gateway import GatewayReport, ask
 from ops.cluster.keys import KeyFiles
-from ops.cluster.members import Placed, Report, State
-from ops.cluster.plan import CONTROLLER, NAMESPACE, Kind
+from ops.cluster.members import GatewayReport, Placed, Report, State, ask
+from ops.cluster.plan import CONTROLLER, NAMESPACE
 from ops.console import console
 from shared.config import ENV_PREFIX, Config, GatewayAddresses, load_config
+from shared.messages import ROLES, Role
 
 ANSWER_S: Final = 5.0
 """How long an actor may take to answer."""
@@ -48,7 +48,7 @@ class Launch:
         keys: Key files of this process; none without keys.
     """
 
-    kind: Kind
+    kind: Role
     name: str
     settings: str
     keys: KeyFiles
@@ -100,11 +100,9 @@ class ProcessActor:
 
     async def stop(self) -> None:
         """Let the process finish its requests and end."""
-        kind = self._launch.kind
-        settings = self._config.gateway if kind == "gateway" else self._config.stage(kind)
         self._stopping = True
         if self._child is not None:
-            await self._child.end(settings.drain_s + STOP_S)
+            await self._child.end(self._config.process(self._launch.kind).drain_s + STOP_S)
         self._running.cancel()
         self._folder.cleanup()
 
@@ -163,11 +161,11 @@ class ProcessActor:
         new.replace(self._path)
 
 
-def actors(kind: Kind | None = None) -> list[str]:
+def actors(kind: Role | None = None) -> list[str]:
     """The actors that run processes, all or those of a kind, in order."""
     kinds = {name: plan.kind_of(name) for name in ray.util.list_named_actors()}
     found = [name for name, each in kinds.items() if each is not None and kind in (None, each)]
-    return sorted(found, key=lambda name: (plan.KINDS.index(kinds[name]), plan.number_of(name)))
+    return sorted(found, key=lambda name: (ROLES.index(kinds[name]), plan.number_of(name)))
 
 
 def essential(work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":

@@ -18,8 +18,8 @@ from ops.child import last_words
 from ops.cluster import keys, plan
 from ops.cluster.connection import Cluster, connected
 from ops.cluster.members import Member
-from ops.cluster.plan import Kind
 from shared.config import Config, load_config
+from shared.messages import Role
 
 POLL_S: Final = 0.5
 MOST_RESTARTS: Final = 3
@@ -56,7 +56,7 @@ def status(arguments: argparse.Namespace) -> int:
     """
     # Ray writes of lost nodes to standard output, which may be read as JSON.
     with redirect_stdout(sys.stderr), connected(arguments.address) as cluster:
-        members = cluster.members()
+        members = cluster.call("members")
     say(msgspec.json.encode(members).decode() if arguments.json else describe(members))
     return 0
 
@@ -67,15 +67,15 @@ def scale(arguments: argparse.Namespace) -> int:
     Raises:
         OmniRelayError: There is no stack or no cluster, or the stack cannot have such a process.
     """
-    numbers: dict[Kind, int] = dict(arguments.numbers)
+    numbers: dict[Role, int] = dict(arguments.numbers)
     with connected(arguments.address) as cluster:
-        config = Config.model_validate(yaml.safe_load(cluster.settings()) or {})
+        config = Config.model_validate(yaml.safe_load(cluster.call("settings")) or {})
         absent = numbers.keys() - {"gateway", *config.served_stages}
         if absent:
             raise ClusterError(f"the stack has no {', '.join(sorted(absent))}: it was started with text_only")
         if "gateway" in numbers:
             plan.with_gateways(config, numbers["gateway"])
-        cluster.scale(numbers)
+        cluster.call("scale", numbers)
         members = _wait(cluster, numbers)
     for kind, number in numbers.items():
         say(f"{kind}: {number} ready")
@@ -101,7 +101,7 @@ def clients(members: Sequence[Member]) -> list[str]:
     return [address for each in members if each.placed is not None for address in each.placed.clients]
 
 
-def _wait(cluster: Cluster, numbers: Mapping[Kind, int]) -> list[Member]:
+def _wait(cluster: Cluster, numbers: Mapping[Role, int]) -> list[Member]:
     """Wait until there are so many ready processes, and none that drain.
 
     Raises:
@@ -111,7 +111,7 @@ def _wait(cluster: Cluster, numbers: Mapping[Kind, int]) -> list[Member]:
     shown: list[str] = []
     with ProgressLine(lambda: f"waiting for {', '.join(waits)}") as progress:
         while True:
-            members = cluster.members()
+            members = cluster.call("members")
             waits[:] = waiting_for(members, numbers)
             if not waits:
                 return members
@@ -122,7 +122,7 @@ def _wait(cluster: Cluster, numbers: Mapping[Kind, int]) -> list[Member]:
             time.sleep(POLL_S)
 
 
-def waiting_for(members: Sequence[Member], numbers: Mapping[Kind, int]) -> list[str]:
+def waiting_for(members: Sequence[Member], numbers: Mapping[Role, int]) -> list[str]:
     """What is missing until a stack has a ready gateway and these numbers of ready processes."""
     missing = [
         f"{member.name} (no node with free resources yet)" if member.placed is None else member.name

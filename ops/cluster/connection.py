@@ -2,14 +2,13 @@
 
 import logging
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any, Final
 
 from omnirelay.errors import ClusterError, MissingPackageError
 from ops.cluster.keys import KeyFiles
-from ops.cluster.members import Member
-from ops.cluster.plan import CONTROLLER, NAMESPACE, Kind
+from ops.cluster.plan import CONTROLLER, NAMESPACE
 
 ANSWER_S: Final = 60.0
 """How long the controller may take to answer: it may have to come back on another node."""
@@ -77,22 +76,9 @@ class Cluster:
             ) from error
         self._ray.get(controller.start.remote())
 
-    def settings(self) -> str:
-        """The stack's configuration, in YAML."""
-        return str(self._call("settings"))
-
-    def members(self) -> list[Member]:
-        """Every process of the stack."""
-        members: list[Member] = self._call("members")
-        return members
-
-    def scale(self, numbers: Mapping[Kind, int]) -> None:
-        """Begin to change numbers of processes."""
-        self._call("scale", dict(numbers))
-
     def stop(self) -> None:
         """Let all processes finish their requests and end, and the controller."""
-        self._call("stop", within_s=None)
+        self.call("stop", within_s=None)
         self._ray.kill(self._controller(), no_restart=True)
 
     def _controller(self) -> Any:
@@ -103,8 +89,8 @@ class Cluster:
                 "this Ray cluster runs no stack: `omnirelay cluster up --config FILE` starts one"
             ) from error
 
-    def _call(self, method: str, *arguments: Any, within_s: float | None = ANSWER_S) -> Any:
-        """Call a method of the controller.
+    def call(self, method: str, *arguments: Any, within_s: float | None = ANSWER_S) -> Any:
+        """Call a method of :class:`ops.cluster.controller.Controller`.
 
         Raises:
             ClusterError: There is no stack, or its controller does not answer.

@@ -13,13 +13,12 @@ import yaml
 from ops.cluster import plan
 from ops.cluster.actors import Launch, ProcessActor, actors, answer, essential
 from ops.cluster.autoscaling import Autoscaler, Bounds, StackSample
-from ops.cluster.gateway import GatewayReport
 from ops.cluster.keys import KeyFiles, keys_for
-from ops.cluster.members import Member, Placed, member, sample_of
-from ops.cluster.plan import NAMESPACE, Kind
+from ops.cluster.members import GatewayReport, Member, Placed, member, sample_of
+from ops.cluster.plan import NAMESPACE
 from ops.console import announce
 from shared.config import Config
-from shared.messages import StageName
+from shared.messages import Role, StageName
 from shared.sharing import batch_of
 
 LOOK_S: Final = 2.0
@@ -78,7 +77,7 @@ class Controller:
         """Every process of the stack."""
         return (await self._look())[0]
 
-    async def scale(self, numbers: Mapping[Kind, int]) -> None:
+    async def scale(self, numbers: Mapping[Role, int]) -> None:
         """Begin to change the numbers of processes; those that go finish their requests first."""
         for kind, number in numbers.items():
             self._set(kind, number)
@@ -98,7 +97,7 @@ class Controller:
                 self._drain(name)
             await asyncio.gather(*(self._draining[name] for name in group))
 
-    def _create(self, kind: Kind, number: int) -> None:
+    def _create(self, kind: Role, number: int) -> None:
         name = plan.actor_name(kind, number)
         # One of this name may have ended a moment ago.
         self._draining.pop(name, None)
@@ -108,7 +107,7 @@ class Controller:
         ray.remote(ProcessActor).options(name=name, **ACTOR, **reserved).remote(launch)
         announce(f"{name} is to be placed")
 
-    def _set(self, kind: Kind, number: int) -> None:
+    def _set(self, kind: Role, number: int) -> None:
         """Create processes under new numbers, or drain the newest ones."""
         ours = actors(kind)
         staying = [name for name in ours if name not in self._draining]
@@ -126,11 +125,8 @@ class Controller:
         """Let a process finish its requests, and free its resources."""
         announce(f"{name} is to end")
         kind = plan.kind_of(name)
-        grace_s = self._config.gateway.drain_s
-        if kind is not None and kind != "gateway":
-            grace_s = self._config.stage(kind).drain_s
-        if await answer(name, "report") is not None:
-            await answer(name, "stop", grace_s + GRACE_S)
+        if kind is not None and await answer(name, "report") is not None:
+            await answer(name, "stop", self._config.process(kind).drain_s + GRACE_S)
         try:
             ray.kill(ray.get_actor(name, namespace=NAMESPACE), no_restart=True)
         except ValueError:

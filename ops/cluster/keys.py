@@ -5,8 +5,8 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from ops.cluster.plan import KINDS, Kind
 from shared.config import Config
+from shared.messages import ROLES, Role
 from shared.transport.keys import SECRET_MODE, load_keys, make_keys, public_file, secret_file
 
 KeyFiles = Mapping[str, str]
@@ -31,13 +31,13 @@ def gather(config: Config) -> KeyFiles:
 
 
 def _read(directory: Path) -> KeyFiles:
-    for kind in KINDS:
+    for kind in ROLES:
         load_keys(directory, kind)
-    files = [named(directory, kind) for kind in KINDS for named in (public_file, secret_file)]
+    files = [named(directory, kind) for kind in ROLES for named in (public_file, secret_file)]
     return {path.name: path.read_text(encoding="ascii") for path in files}
 
 
-def keys_for(kind: Kind, files: KeyFiles) -> KeyFiles:
+def keys_for(kind: Role, files: KeyFiles) -> KeyFiles:
     """What one process needs: all public keys, and its own secret."""
     own = secret_file(Path(), kind).name
     return {name: text for name, text in files.items() if name == own or not name.endswith(".key_secret")}

@@ -2,12 +2,17 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Final, Literal
+
+import aiohttp
+from prometheus_client.parser import text_string_to_metric_families
 
 from omnirelay import StatusReport
+from omnirelay.errors import GatewayUnreachableError, MessageError
 from ops.cluster.autoscaling import StageSample
-from ops.cluster.plan import Kind
-from shared.messages import StageName
+from ops.target import probe_target
+from shared.config import Config
+from shared.messages import Role, StageName
 
 State = Literal["waiting", "running", "stopping"]
 """Of a process: not started for want of a gateway, running, being ended."""
@@ -46,7 +51,7 @@ class Placed:
     """
 
     name: str
-    kind: Kind
+    kind: Role
     node: str
     host: str
     report: Report
@@ -67,7 +72,7 @@ class Member:
     """
 
     name: str
-    kind: Kind
+    kind: Role
     draining: bool
     placed: Placed | None
     ready: bool
@@ -75,7 +80,7 @@ class Member:
 
 
 def member(
-    name: str, kind: Kind, draining: bool, placed: Placed | None, statuses: Mapping[str, StatusReport]
+    name: str, kind: Role, draining: bool, placed: Placed | None, statuses: Mapping[str, StatusReport]
 ) -> Member:
     """Join what is known of a process.
 
@@ -111,3 +116,48 @@ def sample_of(stage: StageName, members: Sequence[Member]) -> StageSample:
     """A stage as the rule of scaling sees it."""
     ours = [each for each in members if each.kind == stage and not each.draining]
     return StageSample(len(ours), sum(each.ready for each in ours), sum(each.requests for each in ours))
+
+
+UNDERRUNS: Final = "omnirelay_playback_underruns_total"
+TIMEOUT_S: Final = 5.0
+MAX_METRICS_BYTES: Final = 2**24
+
+
+@dataclass(frozen=True)
+class GatewayReport:
+    """What a gateway tells at one moment.
+
+    Attributes:
+        status: Its stages and requests.
+        underruns: Gaps in playback since its start; 0 without ``gateway.monitor``.
+    """
+
+    status: StatusReport
+    underruns: int
+
+
+async def ask(config: Config, number: int) -> GatewayReport | None:
+    """Ask the gateway of a number, on this node; None while it does not answer."""
+    try:
+        status = await probe_target(config, number).status()
+        return GatewayReport(status, await _underruns(config.gateway.own_addresses(number)["monitor"]))
+    except (GatewayUnreachableError, MessageError, aiohttp.ClientError, TimeoutError):
+        return None
+
+
+async def _underruns(monitor: str | None) -> int:
+    if monitor is None:
+        return 0
+    timeout = aiohttp.ClientTimeout(TIMEOUT_S)
+    async with (
+        aiohttp.ClientSession(timeout=timeout) as session,
+        session.get(f"{monitor.replace('tcp:', 'http:', 1)}/metrics") as response,
+    ):
+        text = (await response.content.read(MAX_METRICS_BYTES)).decode()
+    return read_underruns(text)
+
+
+def read_underruns(exposition: str) -> int:
+    """The counter in a gateway's metrics; 0 where it is absent."""
+    samples = (sample for family in text_string_to_metric_families(exposition) for sample in family.samples)
+    return int(next((sample.value for sample in samples if sample.name == UNDERRUNS), 0))

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 import yaml
 from pydantic import ValidationError
@@ -18,15 +18,13 @@ from shared.config import (
     ProcessPlace,
 )
 from shared.config.values import is_local
-from shared.messages import STAGES, StageName
+from shared.messages import ROLES, Role, StageName
 from shared.sharing import parallel
 
 NAMESPACE: Final = "omnirelay"
 """Of our actors in a Ray cluster, which has one stack."""
 CONTROLLER: Final = "controller"
 """The name of the actor that owns the numbers of processes."""
-Kind = Literal["gateway", "thinker", "talker", "token2wav"]
-KINDS: Final[tuple[Kind, ...]] = ("gateway", *STAGES)
 DEFAULT_CPUS: Final = 1.0
 
 
@@ -85,10 +83,9 @@ def _of_stage(config: Config, stage: StageName) -> list[str]:
     return problems
 
 
-def numbers_of(config: Config) -> dict[Kind, int]:
+def numbers_of(config: Config) -> dict[Role, int]:
     """How many processes of each kind a stack begins with."""
-    numbers: dict[Kind, int] = {"gateway": config.gateway.replicas}
-    return numbers | {stage: config.stage(stage).replicas for stage in config.served_stages}
+    return {role: config.process(role).replicas for role in config.roles}
 
 
 def settings_text(config: Config) -> str:
@@ -96,7 +93,7 @@ def settings_text(config: Config) -> str:
     return yaml.safe_dump(config.model_dump(mode="json", exclude_defaults=True))
 
 
-def resources_of(config: Config, kind: Kind, gpus_there: bool) -> dict[str, Any]:
+def resources_of(config: Config, kind: Role, gpus_there: bool) -> dict[str, Any]:
     """What Ray reserves for a process, as options of an actor.
 
     An actor is on one node with all that it reserves, so the GPUs of a replica are together.
@@ -121,15 +118,15 @@ def resources_of(config: Config, kind: Kind, gpus_there: bool) -> dict[str, Any]
     return reserved
 
 
-def actor_name(kind: Kind, number: int) -> str:
+def actor_name(kind: Role, number: int) -> str:
     """The name of a process in the cluster, ``talker-2``."""
     return f"{kind}-{number}"
 
 
-def kind_of(actor: str) -> Kind | None:
+def kind_of(actor: str) -> Role | None:
     """The kind of process that an actor of this name runs; None for others."""
     name, _, number = actor.rpartition("-")
-    return next((kind for kind in KINDS if kind == name and number.isdecimal()), None)
+    return next((kind for kind in ROLES if kind == name and number.isdecimal()), None)
 
 
 def number_of(actor: str) -> int:
@@ -184,7 +181,7 @@ def stage_addresses(config: Config, stage: StageName, host: str, http_port: int)
     if http is not None:
         # Prometheus on another machine may read it only where the configuration says so.
         http = at_host(http, "127.0.0.1" if is_local(http) else host, http_port)
-    return variables(f"stages.{stage}", {"inbox": tcp_address(host, "*"), "http": http})
+    return variables(stage, {"inbox": tcp_address(host, "*"), "http": http})
 
 
 def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:

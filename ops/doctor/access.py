@@ -1,7 +1,10 @@
-"""Check the gateway's API keys, its certificate, and who can reach it without them."""
+"""Check who can connect: the gateway's API keys and certificate, and the keys between the processes."""
 
 import time
 from pathlib import Path
+from typing import Final
+
+import zmq
 
 from gateway.access.access import open_doors
 from gateway.access.api_keys import read_keys
@@ -9,6 +12,9 @@ from gateway.access.certificate import SOON_S, read_certificate
 from omnirelay.errors import ConfigError
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.config import Config, TlsConfig
+from shared.config.values import is_local
+from shared.messages import ROLES
+from shared.transport.keys import load_keys, secret_file
 
 CLIENTS, KEYS, TLS = "clients", "api-keys", "tls"
 
@@ -51,3 +57,38 @@ def _check_certificate(tls: TlsConfig) -> Findings:
         yield warning(TLS, why, "put the certificates between it and its authority's behind it")
     else:
         yield ok(TLS, valid)
+
+
+CHECK: Final = "keys"
+
+
+def check_keys(config: Config) -> Findings:
+    """Check that the keys are usable, or not needed."""
+    if config.security.keys is not None:
+        yield from _examine(Path(config.security.keys))
+    elif all(is_local(address) for address in config.inner_addresses().values()):
+        yield ok(CHECK, "none, and none are needed: the processes talk to each other on this machine alone")
+    else:
+        what = "none: security.internal_network says that nobody else is on the network between the processes"
+        advice = "be sure of that, or make keys with `omnirelay keys DIR` and set security.keys"
+        yield warning(CHECK, what, advice)
+
+
+def _examine(directory: Path) -> Findings:
+    if not zmq.has("curve"):
+        what = "security.keys is set, and this ZeroMQ was built without CURVE"
+        yield problem(CHECK, what, "install pyzmq's own wheel: pip install --only-binary :all: pyzmq")
+        return
+    here = [role for role in ROLES if secret_file(directory, role).exists()]
+    if not here:
+        what = f"{directory} has no .key_secret file: no process can start here"
+        yield problem(CHECK, what, "make keys with `omnirelay keys DIR`, or copy those that you have")
+    for role in here:
+        try:
+            load_keys(directory, role)
+        except ConfigError as error:
+            yield problem(CHECK, str(error), f"the {role} does not start before: docs/security.md")
+        else:
+            yield ok(
+                CHECK, f"the {role} has its keys in {directory}, and only their owner can read the secret one"
+            )

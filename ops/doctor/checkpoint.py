@@ -9,7 +9,7 @@ from omnirelay.cli.output import mebibytes
 from omnirelay.errors import CheckpointAccessError, CheckpointError
 from ops.doctor.finding import Finding, ok, problem, warning
 from services.families.known import family_of
-from services.families.sizes import Model, read_model
+from services.families.memory import Model, read_model
 from shared.checkpoints import (
     TOKENIZER_FILES,
     find_model,

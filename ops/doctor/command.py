@@ -13,7 +13,7 @@ import msgspec
 from omnirelay.cli.output import say
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ConfigError, StageStartError
-from ops.doctor import access, calls, checkpoint, gpus, limits, machine, network, security, software
+from ops.doctor import access, checkpoint, gpus, limits, machine, network, software
 from ops.doctor.finding import Finding, Level, ok, problem, warning
 from shared.config import Config, holds_nothing, load_config
 from shared.devices import EngineReport
@@ -89,10 +89,10 @@ class Examination:
         running = self._get("ports", lambda: network.ask_gateway(config))
         self._add("addresses", lambda: network.check_addresses(config))
         self._add("gateways", lambda: network.check_others(config))
-        self._add("keys", lambda: security.check_keys(config))
+        self._add("keys", lambda: access.check_keys(config))
         self._add("access", lambda: access.check_access(config))
         self._add("ports", lambda: network.check_ports(config, running))
-        self._add("calls", lambda: calls.check_calls(config))
+        self._add("calls", lambda: network.check_calls(config))
         self._add("turns", lambda: software.check_turn_model(config))
         model, found = self._get("checkpoint", lambda: checkpoint.examine(config)) or (None, [])
         self._findings += found

@@ -9,7 +9,7 @@ from packaging.version import Version
 from omnirelay.cli.output import gibibytes
 from omnirelay.errors import ConfigError
 from ops.doctor.finding import Finding, Findings, ok, problem, warning
-from services.families.sizes import Model, longest, need_of, position_bytes, weight_bytes
+from services.families.memory import Model, longest, need_of, position_bytes, weight_bytes
 from shared.config import Config
 from shared.devices import EngineReport, Gpu, cuda_compiler, missing_for_triton, mps_runs
 from shared.engine_defaults import ALONE_UTILIZATION

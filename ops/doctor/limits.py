@@ -5,7 +5,7 @@ from typing import Final
 from omnirelay.cli.output import MIB, mebibytes
 from omnirelay.errors import ConfigError
 from ops.doctor.finding import Findings, ok, problem, warning
-from services.families.sizes import Model, longest, position_bytes, require_divisible, require_one_dtype
+from services.families.memory import Model, longest, position_bytes, require_divisible, require_one_dtype
 from shared.config import Config
 from shared.engine_defaults import CPU_BLOCK_SIZE, kv_cache_bytes
 from shared.sharing import batch_of, engine_of, parallel

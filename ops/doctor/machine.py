@@ -10,7 +10,7 @@ from typing import Final
 
 from omnirelay.cli.output import GIB, MIB, gibibytes, mebibytes
 from ops.doctor.finding import Findings, ok, problem, warning
-from services.families.sizes import Model, weight_bytes
+from services.families.memory import Model, weight_bytes
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.engine_defaults import compute_threads, kv_cache_bytes
 from shared.messages import StageName

@@ -46,15 +46,14 @@ class Family:
     its environment is prepared.  ``check_files``, which loads no model, and ``paged``, what the KV caches
     hold by the content of ``config.json``, raise CheckpointError.
 
-    ``models`` says where vLLM's worker processes find the models, ``module:class``, by architecture
-    (:mod:`services.plugin`).
+    ``models`` says where vLLM's worker processes find the models, ``module:class`` (:mod:`services.plugin`).
     """
 
     model_type: str
     files: tuple[str, ...]  # That the stages read besides the weights and the tokenizer
     check_files: Callable[[Path], None]
     weights: Mapping[StageName, str]  # The prefix of each stage's tensors, up to the first dot
-    models: Mapping[str, str]
+    models: tuple[str, ...]
     paged: Callable[[Mapping[str, Any]], dict[StageName, Paged]]
     synthesis: SynthesisBytes
     thinker: "Callable[[], ThinkerFamily]"

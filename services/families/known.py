@@ -9,8 +9,8 @@ from omnirelay.errors import CheckpointError
 from services.families.family import Family
 from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.families.qwen3_omni import QWEN3_OMNI
+from shared import families as known
 from shared.checkpoints import read_config
-from shared.families import known
 from shared.model_files import require_model_files
 
 FAMILIES: Final[Mapping[str, Family]] = MappingProxyType(

@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from services.families.known import family_of, require_family
-from services.families.placement import placed
+from services.families.memory import placed
 from shared.checkpoints import read_config
 from shared.config import Config
 from shared.messages import TalkerInput, Token2WavInput

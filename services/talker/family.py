@@ -47,7 +47,6 @@ class TalkerFamily:
     model's.  vLLM calls it on its own result again, and on an empty one, and gets both back.
     """
 
-    architecture: str  # The name by which vLLM finds the model
     model: type[nn.Module]  # A :class:`TalkerModel`
     config: Callable[[Any], Any]
     speech: Callable[[Any], SpeechRules]  # By the narrowed configuration

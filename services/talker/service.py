@@ -1,15 +1,12 @@
 """The talker's work: conditioning rows in, codec tokens to token2wav and the gateway."""
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from prometheus_client.core import Metric
 from vllm.inputs import tokens_input
 from vllm.outputs import RequestOutput
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import (
     BusyError,
@@ -20,8 +17,9 @@ from omnirelay.errors import (
     SequenceError,
 )
 from omnirelay.status import CodecLimits
+from services.generating import GeneratingService
 from services.talker.engine import build_talker
-from services.talker.family import SpeechRules, TalkerFamily
+from services.talker.family import TalkerFamily
 from services.talker.scheduler import TalkerScheduler
 from services.talker.track import ConditioningTrack
 from shared.config import TalkerConfig
@@ -45,18 +43,13 @@ from shared.metrics import gauge
 from shared.playback import PlaybackClock
 from shared.stage.resume import check_resumed
 from shared.stage.service import Failures
-from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
-from shared.vllm.model_time import watch_model
 from shared.vllm.sampling.generation import (
     begin_of_decoding,
-    engine_load,
     finish_reason,
     sampling_params,
-    submit,
 )
 from shared.vllm.tensors import DTYPE_NAMES, unpack_positions
-from shared.vllm.workers import Workers
 
 
 @dataclass
@@ -73,12 +66,11 @@ class _Speech:
     made: int = 0
 
 
-class TalkerService:
+class TalkerService(GeneratingService[TalkerInput]):
     """Speaks replies; see :class:`shared.stage.service.StageService` for the protocol."""
 
     name: StageName = "talker"
-    wake_fd: int | None = None
-    wake_at: float = math.inf
+    _scheduler: TalkerScheduler
 
     def __init__(
         self,
@@ -88,26 +80,18 @@ class TalkerService:
         gateway: Outlet[StageEvent],
         token2wav: Outlet[Token2WavInput],
     ) -> None:
-        self.traces = StageTraces(self.name)
-        self._gateway = gateway
-        self._token2wav = token2wav
+        engine, self._rules = build_talker(family, model, config)
+        super().__init__(engine, gateway, token2wav)
         self._max_held_bytes = config.max_held_bytes
-        self._engine: LLMEngine
-        self._rules: SpeechRules
-        self._engine, self._rules = build_talker(family, model, config)
         self._codec: CodecLimits = self._rules.codec
-        self.model_time = watch_model(self._engine)
-        self._workers = Workers(self._engine)
-        self._scheduler: TalkerScheduler = self._engine.engine_core.engine_core.scheduler
-        self._dtype = self._engine.model_config.dtype
+        self._dtype = engine.model_config.dtype
         self._speeches: dict[str, _Speech] = {}
         # Requests that were spoken to their end while the thinker still writes.
         self._awaiting_last_rows: set[str] = set()
-        self._steps = 0
         self.limits = StageLimits(
-            max_positions=self._engine.model_config.max_model_len,
+            max_positions=engine.model_config.max_model_len,
             codec=self._codec,
-            batch=self._engine.vllm_config.scheduler_config.max_num_seqs,
+            batch=engine.vllm_config.scheduler_config.max_num_seqs,
         )
 
     @property
@@ -135,22 +119,14 @@ class TalkerService:
         if speech is not None:
             self._engine.abort_request([speech.engine_id], internal=True)
 
-    def take_turn(self) -> str | None:
-        """Choose the suspect whose speech the next step computes alone; None if no suspect can run."""
-        return self._scheduler.take_turn()
-
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
         self._workers.check()
-        outputs = self._engine.step()
-        self._steps += 1
         failures = Failures()
-        for output in outputs:
-            speech = self._speeches.get(output.request_id)
-            if speech is None or not isinstance(output, RequestOutput):
-                continue
-            with failures.only(speech.request_id):
-                self._send(speech, output)
+        for output in self._compute():
+            if (speech := self._speeches.get(output.request_id)) is not None:
+                with failures.only(speech.request_id):
+                    self._send(speech, output)
         unscheduled = self._scheduler.take_failures()
         for speech in self._speeches.values():
             if speech.engine_id in unscheduled:
@@ -159,7 +135,7 @@ class TalkerService:
 
     def load(self) -> StageLoad:
         """What the stage holds now."""
-        return engine_load(self._scheduler, self._steps, self._scheduler.held_bytes)
+        return self._engine_load(self._scheduler.held_bytes)
 
     def holds(self, request_id: str) -> bool:
         """Whether a request is in work here."""
@@ -168,10 +144,6 @@ class TalkerService:
     def active_requests(self) -> list[str]:
         """The requests in work."""
         return [*self._speeches, *self._awaiting_last_rows]
-
-    def close(self) -> None:
-        """End the processes of the engine."""
-        self._workers.close()
 
     def collect(self) -> Iterator[Metric]:
         """What the talker tells Prometheus besides what all stages do."""
@@ -192,8 +164,7 @@ class TalkerService:
         frames = self._resumed_frames(resume, min(message.speech.sampling.max_tokens, max(room, 1)))
         if resume.finish_reason is not None:
             self._announce(message, resume)
-            if message.request_id in self.traces:
-                self.traces.completed(message.request_id, {})
+            self.traces.completed(message.request_id, {})
             return
         params = sampling_params(
             message.speech.sampling,
@@ -209,14 +180,9 @@ class TalkerService:
         prompt = self._rules.prompt(message.prompt_tokens, message.speech.speaker) + [
             frame[0] for frame in frames
         ]
-        engine_id = submit(self._engine, message.request_id, tokens_input(prompt), params, message.priority)
         clock = PlaybackClock(message.speech.streaming)
-        self._scheduler.attach(engine_id, clock)
+        engine_id = self._submit(message, tokens_input(prompt), params, message.priority, clock)
         self._scheduler.condition(engine_id, track)
-        receivers = (self._token2wav, self._gateway)
-        self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
-        if message.route is not None and self.name in message.route.alone:
-            self._scheduler.suspect(engine_id, message.request_id)
         self._speeches[message.request_id] = _Speech(
             message.request_id, engine_id, track, clock, resumed=len(frames), made=len(frames)
         )
@@ -247,7 +213,7 @@ class TalkerService:
 
     def _announce(self, message: SpeechStart, resume: ResumedSpeech) -> None:
         """Tell token2wav of a request, and what there is of it."""
-        self._token2wav.put(
+        self._following.put(
             SynthesisStart(
                 request_id=message.request_id,
                 priority=message.priority,
@@ -259,7 +225,7 @@ class TalkerService:
         )
         ended = resume.finish_reason is not None
         if resume.codec_token_ids or ended:
-            self._token2wav.put(
+            self._following.put(
                 CodecTokens(
                     request_id=message.request_id, seq=0, token_ids=resume.codec_token_ids, last=ended
                 )
@@ -323,7 +289,7 @@ class TalkerService:
             del self._speeches[request_id]
             if not speech.track.closed:
                 self._awaiting_last_rows.add(request_id)
-        self._token2wav.put(
+        self._following.put(
             CodecTokens(
                 request_id=request_id,
                 seq=seq + (speech.resumed > 0),
@@ -340,7 +306,7 @@ class TalkerService:
                 conditioned=speech.track.closed,
             )
         )
-        if reason is not None and request_id in self.traces:
+        if reason is not None:
             self.traces.completed(request_id, {"gen_ai.response.finish_reasons": [reason]})
 
 

@@ -43,7 +43,6 @@ class ThinkerFamily:
     CheckpointError at damaged voices or unknown tokens.
     """
 
-    architecture: str  # The name by which vLLM finds the model
     model: type[SpeakingModel]
     end_tokens: Callable[[Any], list[int]]  # By the engine's Hugging Face configuration
     speech: Callable[[Any, Path, Embed], SpeechWriter]

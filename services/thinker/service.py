@@ -1,9 +1,7 @@
 """The thinker's work: prompts in, text tokens to the gateway, conditioning rows to the talker."""
 
-import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,7 +10,6 @@ from prometheus_client.core import Metric
 from vllm import SamplingParams
 from vllm.inputs import MultiModalInput, TokensInput, tokens_input
 from vllm.outputs import RequestOutput
-from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import (
     BusyError,
@@ -22,18 +19,16 @@ from omnirelay.errors import (
     RepeatedMessageError,
     UnknownSpeakerError,
 )
-from services.thinker.blocks import salted
-from services.thinker.engine import build_thinker, speech_writer
+from services.generating import GeneratingService
+from services.thinker.engine import build_thinker, salted, speech_writer, text_params
 from services.thinker.family import ThinkerFamily
-from services.thinker.grammars.compiler import Grammars
+from services.thinker.grammars import Grammars
 from services.thinker.media.preparer import EARLY_RETRY_MS, MediaPreparer
 from services.thinker.media.rules import check_encodable, check_placeholders
 from services.thinker.resume import Progress
-from services.thinker.rows import RowSender
-from services.thinker.sampling import text_params
 from services.thinker.scheduler import EARLY_PRIORITY, ThinkerScheduler
 from services.thinker.text_sender import Generation, TextSender
-from services.thinker.track import TrackWriter
+from services.thinker.track import RowSender, TrackWriter
 from shared.config import MediaConfig, ThinkerConfig
 from shared.messages import (
     FinishReason,
@@ -47,25 +42,21 @@ from shared.messages import (
     ThinkerInput,
     ThinkRequest,
 )
-from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.metrics import counter
 from shared.playback import PlaybackClock
 from shared.stage.service import Failures
-from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
-from shared.vllm.model_time import watch_model
-from shared.vllm.sampling.generation import engine_load, submit
-from shared.vllm.workers import Workers
 
 MAX_EARLY: Final = 8
 """Prompts at a time that are computed ahead of their requests."""
 
 
-class ThinkerService:
+class ThinkerService(GeneratingService[ThinkerInput]):
     """Answers prompts; see :class:`shared.stage.service.StageService` for the protocol."""
 
     name: StageName = "thinker"
-    wake_at: float = math.inf
+    _scheduler: ThinkerScheduler
 
     def __init__(
         self,
@@ -78,37 +69,28 @@ class ThinkerService:
         max_payload_bytes: int = DEFAULT_MAX_PAYLOAD_BYTES,
     ) -> None:
         media = media or MediaConfig()
-        self.traces = StageTraces(self.name)
-        self._talker = talker
-        self._gateway = gateway
-        self._engine: LLMEngine
-        self._engine, self._media = build_thinker(family, model, config, media)
-        self.model_time = watch_model(self._engine)
-        self._workers = Workers(self._engine)
-        self._scheduler: ThinkerScheduler = self._engine.engine_core.engine_core.scheduler
-        self._speech = speech_writer(family, self._engine, model)
-        self._rows = RowSender(
-            self._engine, self._scheduler, talker, max_payload_bytes, self._speech.further_rows
-        )
-        self._end_tokens = family.end_tokens(self._engine.model_config.hf_config)
-        self._preparer = MediaPreparer(self._media, media, self._engine.model_config.max_model_len)
-        self.wake_fd: int | None = self._preparer.wake_fd
-        self._grammars = Grammars(self._engine, self._end_tokens, self._preparer.wake_fd)
+        engine, self._media = build_thinker(family, model, config, media)
+        super().__init__(engine, gateway, talker)
+        self._speech = speech_writer(family, engine, model)
+        self._rows = RowSender(engine, self._scheduler, talker, max_payload_bytes, self._speech.further_rows)
+        self._end_tokens = family.end_tokens(engine.model_config.hf_config)
+        self._preparer = MediaPreparer(self._media, media, engine.model_config.max_model_len)
+        self.wake_fd = self._preparer.wake_fd
+        self._grammars = Grammars(engine, self._end_tokens, self._preparer.wake_fd)
         # The progress of each request that the engine does not have yet.
         self._accepted: dict[str, Progress] = {}
         self._preparing: dict[str, ThinkRequest] = {}
         self._generations: dict[str, Generation] = {}
         self._by_engine_id: dict[str, Generation] = {}
-        self._steps = 0
         self._text = TextSender(gateway, self.traces, family.rows_per_s)
         # Prompts to compute ahead of their requests, whose media are prepared when no others are.
         self._early: deque[ThinkRequest] = deque()
-        cached = self._engine.vllm_config.cache_config.enable_prefix_caching
+        cached = engine.vllm_config.cache_config.enable_prefix_caching
         self.limits = StageLimits(
-            max_positions=self._engine.model_config.max_model_len,
+            max_positions=engine.model_config.max_model_len,
             speakers=sorted(self._speech.voices),
             prefills=MAX_EARLY if cached else 0,
-            batch=self._engine.vllm_config.scheduler_config.max_num_seqs,
+            batch=engine.vllm_config.scheduler_config.max_num_seqs,
         )
 
     @property
@@ -150,8 +132,7 @@ class ThinkerService:
         elif not progress.needs_engine:
             del self._accepted[message.request_id]
             self._announce(message, self._track(message, message.prompt_token_ids))
-            if message.request_id in self.traces:
-                self.traces.completed(message.request_id, {})
+            self.traces.completed(message.request_id, {})
         elif _follows_schema(message, progress):
             self._grammars.submit(message)
         else:
@@ -168,10 +149,6 @@ class ThinkerService:
         if generation is not None:
             self._engine.abort_request([generation.engine_id], internal=True)
 
-    def take_turn(self) -> str | None:
-        """Choose the suspect whose answer the next step computes alone; None if no suspect can run."""
-        return self._scheduler.take_turn()
-
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send what came out of it; gives the requests that failed, with reasons."""
         self._workers.check()
@@ -183,16 +160,11 @@ class ThinkerService:
                 self._prepare(early)
         if not self._scheduler.has_requests():
             return failures
-        outputs = self._engine.step()
-        self._steps += 1
+        outputs = self._compute()
         self._rows.send(self._track_of, failures)
         for output in outputs:
             generation = self._generations.get(output.request_id)
-            if (
-                generation is None
-                or generation.request_id in failures
-                or not isinstance(output, RequestOutput)
-            ):
+            if generation is None or generation.request_id in failures:
                 continue
             with failures.only(generation.request_id):
                 if (ended := self._text.send(generation, output)) is not None:
@@ -204,15 +176,11 @@ class ThinkerService:
 
     def load(self) -> StageLoad:
         """What the stage holds now, without prompts that are computed early: they yield to any request."""
-        load = engine_load(self._scheduler, self._steps, self._preparer.held_bytes)
+        load = self._engine_load(self._preparer.held_bytes)
         running, waiting = self._scheduler.early_counts()
         preparing = sum(each.early is None for each in self._preparing.values())
         waiting = load.waiting - waiting + preparing + len(self._grammars.waiting)
         return msgspec.structs.replace(load, running=load.running - running, waiting=waiting)
-
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is in work here."""
-        return request_id in self.active_requests()
 
     def active_requests(self) -> list[str]:
         """The requests in work."""
@@ -223,7 +191,7 @@ class ThinkerService:
         """End the processes that compile schemas and decode media, and those of the engine."""
         self._grammars.close()
         self._preparer.close()
-        self._workers.close()
+        super().close()
 
     def collect(self) -> Iterator[Metric]:
         """What the thinker tells Prometheus besides what all stages do."""
@@ -246,16 +214,15 @@ class ThinkerService:
 
     def _begin_prepared(self, failures: Failures) -> None:
         """Give the engine the requests whose grammars and media are ready."""
-        for compiled, problem in self._grammars.take():
-            with failures.only(compiled.request_id):
-                if problem is not None:
-                    raise problem
-                self._prepare(compiled)
-        for outcome in self._preparer.take():
-            with failures.only(outcome.request.request_id):
-                prompt = outcome.prompt
+        for request, compiled in self._grammars.take():
+            with failures.only(request.request_id):
+                compiled.result()
+                self._prepare(request)
+        for request, prepared in self._preparer.take():
+            with failures.only(request.request_id):
+                prompt = prepared.result()
                 check_encodable(prompt, self._scheduler.max_num_encoder_input_tokens)
-                self._begin(outcome.request, prompt)
+                self._begin(request, prompt)
 
     def _begin(self, message: ThinkRequest, prompt: TokensInput | MultiModalInput) -> None:
         """Give a request to the engine, and tell the talker of it."""
@@ -268,17 +235,12 @@ class ThinkerService:
         if _follows_schema(message, progress):
             grammar = self._grammars.begin(message.request_id, progress.replayed_tokens)
         priority = message.priority if message.early is None else EARLY_PRIORITY
-        engine_id = submit(self._engine, message.request_id, prompt, params, priority)
         clock = PlaybackClock(message.speech is None or message.speech.streaming)
-        self._scheduler.attach(engine_id, clock)
+        engine_id = self._submit(message, prompt, params, priority, clock)
         if grammar is not None:
             self._grammars.attach(engine_id, grammar)
         written = track if progress.needs_rows else None
         generation = Generation(message, engine_id, length, written, progress, clock)
-        receivers = (self._talker, self._gateway)
-        self._scheduler.follow(engine_id, *(partial(each.stalls, message.request_id) for each in receivers))
-        if message.route is not None and self.name in message.route.alone:
-            self._scheduler.suspect(engine_id, message.request_id)
         self._generations[message.request_id] = generation
         self._by_engine_id[engine_id] = generation
         if self._preparing.pop(message.request_id, None) is not None:
@@ -294,7 +256,7 @@ class ThinkerService:
     def _announce(self, message: ThinkRequest, track: TrackWriter | None) -> None:
         """Tell the talker of a request, if it is to be spoken."""
         if message.speech is not None and track is not None:
-            self._talker.put(
+            self._following.put(
                 SpeechStart(
                     request_id=message.request_id,
                     prompt_tokens=track.prompt_rows,
@@ -369,8 +331,6 @@ class ThinkerService:
         if generation.track is not None:
             self._rows.close(generation.track)
         self._forget(generation.request_id)
-        if generation.request_id not in self.traces:
-            return
         told = {
             "gen_ai.usage.input_tokens": generation.prompt_tokens,
             "gen_ai.usage.cache_read.input_tokens": output.num_cached_tokens or 0,

@@ -8,12 +8,14 @@ last chunk that was delivered; these chunks are computed again for what they lea
 the last of them is made audio, into which the next one's fades.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Final
 
-from omnirelay.errors import CheckpointError, InvalidRequestError
+from omnirelay.errors import CheckpointError, InvalidRequestError, OmniRelayError, StateTransitionError
 from omnirelay.values import SAMPLE_RATE
 from shared.config import SynthesisConfig
+from shared.messages import SpeechSettings
 
 Pick = Callable[[Sequence[int], bool], int]
 """Chooses a target of the possible numbers of blocks, ascending; or 0, to wait for more, if it may."""
@@ -264,3 +266,114 @@ class ChunkPlanner:
                 )
         if len(delivered) > 1 and delivered[-1] < 1:
             raise InvalidRequestError(f"chunk_samples[{len(delivered) - 1}]: the chunk is empty")
+
+
+CHUNK_KEY: Final = "synthesis_chunk"
+
+
+@dataclass(eq=False)
+class StreamState:
+    """What a stream's chunks, one after the other, leave for the next: the family's own, or None at first."""
+
+    left: Any = None
+    failure: OmniRelayError | None = None  # What ended its chunk in the engine
+
+    def __deepcopy__(self, memo: dict[int, object]) -> "StreamState":
+        """Return itself: vLLM copies a request's parameters, and this is not a value but a place."""
+        return self
+
+
+@dataclass(frozen=True, eq=False)
+class SynthesisChunk:
+    """Everything needed to turn one window of codec ids into audio."""
+
+    codes: tuple[int, ...]  # Of the window, target and look-ahead: frame by frame
+    start: int  # Index in the stream of the window's first unit (:class:`CodecGeometry`), on a block border
+    target_end: int  # Index in the stream after the target's last unit
+    seed: int  # Of the stream's noise, unsigned 64-bit; equal for all chunks of a stream
+    speaker: str
+    stream: StreamState = field(default_factory=StreamState)  # What the chunk before left
+    is_last: bool = False  # Whether the stream ends with this target
+    silent: bool = False  # Whether it is wanted only for what it leaves: it is not made audio
+    due: float = 0.0  # When work must begin to be in time, in seconds of ``time.monotonic``
+
+    @property
+    def target_frames(self) -> int:
+        """Number of units of the target."""
+        return self.target_end - self.start
+
+
+class AudioStream:
+    """Cuts a stream into chunks, one in flight at a time, for each continues what the last one left.
+
+    Takes delivered chunks, and raises, as :class:`services.token2wav.chunks.ChunkPlanner`.
+    """
+
+    def __init__(
+        self,
+        speech: SpeechSettings,
+        config: SynthesisConfig,
+        geometry: CodecGeometry,
+        delivered: Sequence[int] = (),
+    ) -> None:
+        self._speech = speech
+        self._repeats, self._groups = geometry.repeats, geometry.groups
+        self._planner = ChunkPlanner(config, geometry, speech.chunk_frames, delivered, speech.streaming)
+        self._codes: list[int] = []
+        self._ended = False
+        self._in_flight: ChunkPlan | None = None
+        self._state = StreamState()
+
+    @property
+    def finished(self) -> bool:
+        """Whether every chunk of the stream was accepted."""
+        return self._planner.finished and self._in_flight is None
+
+    @property
+    def _received(self) -> int:
+        """Codec frames so far."""
+        return len(self._codes) // self._groups
+
+    def extend(self, codes: Iterable[int]) -> None:
+        """Add codec ids as they come; raises StateTransitionError after :meth:`end`."""
+        if self._ended:
+            raise StateTransitionError("codec ids came after the end of their stream")
+        self._codes.extend(codes)
+
+    def end(self) -> None:
+        """Say that no more codec ids come; InvalidRequestError if too few for what was delivered."""
+        self._planner.check_end(self._received)
+        self._ended = True
+
+    def next_chunk(self, pick: Pick = largest) -> SynthesisChunk | None:
+        """The next chunk, or None: its ids are missing, it waits, one is in flight, or all were made.
+
+        See :meth:`services.token2wav.chunks.ChunkPlanner.next_plan`.
+        """
+        if self._in_flight is not None:
+            return None
+        plan = self._planner.next_plan(self._received, self._ended, pick)
+        if plan is None:
+            return None
+        self._in_flight = plan
+        return SynthesisChunk(
+            codes=tuple(self._codes[plan.start * self._groups : plan.window_end * self._groups]),
+            start=plan.start * self._repeats,
+            target_end=plan.target_end * self._repeats,
+            seed=self._speech.seed,
+            speaker=self._speech.speaker,
+            stream=self._state,
+            is_last=plan.is_last,
+            silent=plan.silent,
+        )
+
+    def accept_chunk(self) -> bool:
+        """Say that the chunk in flight was made; gives whether its audio is wanted.
+
+        Raises StateTransitionError if no chunk is in flight.
+        """
+        if self._in_flight is None:
+            raise StateTransitionError("a result came for a stream without a chunk in flight")
+        wanted = not self._in_flight.delivered
+        self._in_flight = None
+        return wanted

@@ -10,28 +10,24 @@ from typing import Any, cast
 import torch
 from vllm import PoolingParams
 from vllm.inputs import TokensPrompt
-from vllm.model_executor.models import ModelRegistry
 from vllm.outputs import PoolingRequestOutput
 from vllm.platforms import current_platform
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import OmniRelayError
-from services.token2wav.family import Budget, SynthesisFamily
+from services.token2wav.chunks import CHUNK_KEY, StreamState, SynthesisChunk
+from services.token2wav.family import SynthesisFamily
 from services.token2wav.scheduler import (
-    MAX_BATCH_FRAMES_KEY,
-    MAX_VOCODER_FRAMES_KEY,
     PLAYBACK_MARGIN_KEY,
-    PRECISION_KEY,
     RECORDS_KEY,
+    SYNTHESIS_KEY,
     SynthesisScheduler,
 )
-from services.token2wav.synthesis import CHUNK_KEY, MAX_TIME_POINTS, StreamState, SynthesisChunk
-from shared.config import EngineConfig, Token2WavConfig
+from shared.config import EngineConfig, SynthesisConfig, Token2WavConfig
 from shared.engine_defaults import batch_size
 from shared.vllm.first_steps import first_steps
 from shared.vllm.model_time import watch_model
-from shared.vllm.platform import build_engine
-from shared.vllm.precision import set_float32_precision
+from shared.vllm.platform import build_engine, register_model, set_float32_precision
 
 logger = logging.getLogger(__name__)
 
@@ -49,8 +45,9 @@ def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavC
     Raises CheckpointError if the directory lacks a file or a tensor, or holds one that does not fit.
     """
     synthesis, batch = config.synthesis, batch_size(config.engine, current_platform.is_cpu())
-    ModelRegistry.register_model(family.architecture, family.model)
-    budget = Budget(solver=synthesis.max_batch_frames, vocoder=synthesis.max_vocoder_frames)
+    if current_platform.is_cpu():
+        synthesis = synthesis.model_copy(update={"precision": "exact"})
+    architecture = register_model(family.model)
     engine = build_engine(
         "token2wav",
         model_dir,
@@ -58,30 +55,28 @@ def build_token2wav(family: SynthesisFamily, model_dir: Path, config: Token2WavC
             dtype="float32",
             max_num_seqs=batch,
             # One step of each request, or as many as fit of one that is alone.
-            max_num_batched_tokens=max(batch, MAX_TIME_POINTS),
+            max_num_batched_tokens=max(batch, synthesis.time_points),
             gpu_memory_utilization=config.engine.gpu_memory_utilization,
             enforce_eager=True,
         ),
         log_stats=config.http is not None,
         runner="pooling",
-        hf_overrides=lambda whole: _nominal(family, whole),
+        hf_overrides=lambda whole: _nominal(family, whole, architecture, synthesis),
         scheduler_cls=SynthesisScheduler,
         skip_tokenizer_init=True,
         enable_prefix_caching=False,
         additional_config={
-            MAX_BATCH_FRAMES_KEY: synthesis.max_batch_frames,
-            MAX_VOCODER_FRAMES_KEY: synthesis.max_vocoder_frames,
+            SYNTHESIS_KEY: synthesis.model_dump(),
             PLAYBACK_MARGIN_KEY: config.playback_margin_s,
             RECORDS_KEY: current_platform.is_cuda() and not config.engine.enforce_eager,
-            PRECISION_KEY: "exact" if current_platform.is_cpu() else synthesis.precision,
         },
     )
     if not current_platform.is_cpu():
         set_float32_precision(synthesis.precision)
-    return SynthesisEngine(engine, family, budget)
+    return SynthesisEngine(engine, family, synthesis)
 
 
-def _nominal(family: SynthesisFamily, whole: Any) -> Any:
+def _nominal(family: SynthesisFamily, whole: Any, architecture: str, synthesis: SynthesisConfig) -> Any:
     """Narrow a checkpoint's configuration to token2wav's, with what vLLM wants to know of a language model.
 
     vLLM calls it on its own result again, and on an empty configuration to see what it does; what is
@@ -90,13 +85,14 @@ def _nominal(family: SynthesisFamily, whole: Any) -> Any:
     narrowed = family.config(whole)
     if narrowed is None:
         return whole
-    narrowed.architectures = [family.architecture]
+    narrowed.architectures = [architecture]
     narrowed.vocab_size = _NOMINAL_VOCABULARY
     narrowed.hidden_size = _NOMINAL_HIDDEN_SIZE
     narrowed.num_attention_heads = 1
     narrowed.num_hidden_layers = 1
     # As many tokens as a chunk can have: solver steps, and pieces of audio.
-    narrowed.max_position_embeddings = MAX_TIME_POINTS + family.geometry(narrowed).max_frames
+    most_frames = family.work(narrowed, synthesis).geometry.max_frames
+    narrowed.max_position_embeddings = synthesis.time_points + most_frames
     return narrowed
 
 
@@ -115,13 +111,13 @@ class SynthesisEngine:
     Not safe for threads: one loop submits, steps and aborts.
     """
 
-    def __init__(self, engine: LLMEngine, family: SynthesisFamily, budget: Budget) -> None:
+    def __init__(self, engine: LLMEngine, family: SynthesisFamily, synthesis: SynthesisConfig) -> None:
         self._engine = engine
         self._in_flight: dict[str, tuple[str, StreamState]] = {}
         config = engine.model_config.hf_config
-        self.geometry = family.geometry(config)
         self.model_time = watch_model(engine)
-        self._work = family.work(config, budget)
+        self._work = family.work(config, synthesis)
+        self.geometry = self._work.geometry
         # vLLM's client of an engine core in the same process is a thin wrapper around it.
         self.scheduler: SynthesisScheduler = engine.engine_core.engine_core.scheduler
         self.scheduler.work = self._work

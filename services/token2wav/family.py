@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import nn
 
-from services.token2wav.chunks import CodecGeometry
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.chunks import CodecGeometry, SynthesisChunk
+from shared.config import SynthesisConfig
 
 
 class Cost(NamedTuple):
@@ -25,6 +25,10 @@ Budget = Cost
 
 class Work(Protocol):
     """What chunks take, known without the model: the scheduler asks it."""
+
+    @property
+    def geometry(self) -> CodecGeometry:
+        """How codec frames, units, blocks and samples relate."""
 
     def advances(self, chunk: SynthesisChunk) -> int:
         """How often a chunk has to be advanced until it is audio, at most the engine's positions."""
@@ -57,9 +61,7 @@ class SynthesisFamily:
     family's.  vLLM calls it on its own result again, and on an empty configuration.
     """
 
-    architecture: str  # The name by which vLLM finds the model
     model: type[nn.Module]  # A :class:`services.token2wav.model.SynthesisModel`
     config: Callable[[Any], Any]
-    geometry: Callable[[Any], CodecGeometry]  # By the narrowed configuration
-    work: Callable[[Any, Budget], Work]  # By the narrowed configuration and the budget of a step
+    work: Callable[[Any, SynthesisConfig], Work]  # By the narrowed configuration and the stage's
     voices: Callable[[Path], Sequence[str]]  # Names, of the checkpoint in a directory

@@ -19,8 +19,8 @@ from vllm.v1.outputs import PoolerOutput
 from vllm.v1.pool.metadata import PoolingMetadata, PoolingStates
 
 from omnirelay.errors import CheckpointError, OmniRelayError, StageFailedError
+from services.token2wav.chunks import CHUNK_KEY, SynthesisChunk
 from services.token2wav.family import Synthesizer
-from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk
 
 T = TypeVar("T")
 NOT_FINITE: Final = StageFailedError("the waveform is not finite")

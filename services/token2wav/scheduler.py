@@ -13,16 +13,16 @@ from typing import Any
 from vllm.v1.core.sched.output import SchedulerOutput
 from vllm.v1.request import Request
 
+from services.token2wav.chunks import CHUNK_KEY, SynthesisChunk
 from services.token2wav.family import Budget, Work
-from services.token2wav.synthesis import CHUNK_KEY, SynthesisChunk
+from shared.config import SynthesisConfig
 from shared.playback import has_slack
 from shared.vllm.scheduling import StageScheduler
 
-MAX_BATCH_FRAMES_KEY = "max_batch_frames"
-MAX_VOCODER_FRAMES_KEY = "max_vocoder_frames"
+SYNTHESIS_KEY = "synthesis"
 PLAYBACK_MARGIN_KEY = "playback_margin_s"
 RECORDS_KEY = "records"
-PRECISION_KEY = "precision"
+"""Of ``additional_config``, by which the engine's parts are told."""
 
 
 class SynthesisScheduler(StageScheduler):
@@ -30,8 +30,8 @@ class SynthesisScheduler(StageScheduler):
 
     While some chunk is due within ``additional_config["playback_margin_s"]``, those due later wait.
 
-    In a step the solver advances at most ``additional_config["max_batch_frames"]`` units, or one chunk that
-    has more, and at most ``additional_config["max_vocoder_frames"]`` become audio.  Who was left out for want
+    In a step the solver advances at most ``max_batch_frames`` units, or one chunk that has more, and at most
+    ``max_vocoder_frames`` become audio (:class:`shared.config.SynthesisConfig`).  Who was left out for want
     of room longest goes first, then who is due first: so a long chunk and the others take turns.  Of the
     waiting ones none overtakes another, unless that can wait.
 
@@ -42,8 +42,9 @@ class SynthesisScheduler(StageScheduler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         additional = self.vllm_config.additional_config
-        self._budget = budget_of(additional)
-        self._margin_s = float(additional.get(PLAYBACK_MARGIN_KEY, 0))
+        synthesis = synthesis_of(additional)
+        self._budget = Budget(synthesis.max_batch_frames, synthesis.max_vocoder_frames)
+        self._margin_s = float(additional[PLAYBACK_MARGIN_KEY])
         self.work: Work
         self._room = self._budget
         # Steps for which a request was left out for want of room since it last had some.
@@ -151,11 +152,6 @@ def records(additional: Mapping[str, Any]) -> bool:
     return additional[RECORDS_KEY] is True
 
 
-def in_half(additional: Mapping[str, Any]) -> bool:
-    """Whether products of the solver are to be computed in bfloat16, by ``additional_config``."""
-    return additional[PRECISION_KEY] == "bfloat16"
-
-
-def budget_of(additional: Mapping[str, Any]) -> Budget:
-    """What a step may take, by ``additional_config``."""
-    return Budget(solver=additional[MAX_BATCH_FRAMES_KEY], vocoder=additional[MAX_VOCODER_FRAMES_KEY])
+def synthesis_of(additional: Mapping[str, Any]) -> SynthesisConfig:
+    """How chunks are made, by ``additional_config``."""
+    return SynthesisConfig.model_validate(additional[SYNTHESIS_KEY])

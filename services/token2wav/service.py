@@ -19,11 +19,10 @@ from omnirelay.errors import (
     StateTransitionError,
     UnknownSpeakerError,
 )
+from services.token2wav.chunks import AudioStream, SynthesisChunk
 from services.token2wav.engine import build_token2wav
 from services.token2wav.family import SynthesisFamily
 from services.token2wav.pace import Pace
-from services.token2wav.stream import AudioStream
-from services.token2wav.synthesis import SynthesisChunk
 from shared.config import Token2WavConfig
 from shared.engine_defaults import batch_size
 from shared.messages import (
@@ -42,7 +41,7 @@ from shared.messages import (
 from shared.messages.payloads import Blob
 from shared.metrics import counter
 from shared.playback import PlaybackClock
-from shared.stage.service import Failures
+from shared.stage.service import Failures, StageService
 from shared.tracing.stage import StageTraces
 from shared.transport.routing import Outlet
 from shared.vllm.tensors import to_blob
@@ -73,14 +72,13 @@ class _Voice:
     next_audio: int = 0
 
 
-class Token2WavService:
+class Token2WavService(StageService[Token2WavInput]):
     """Gives replies their sound; see :class:`shared.stage.service.StageService` for the protocol.
 
     A stream has one chunk in the engine at a time, named like its request.
     """
 
     name: StageName = "token2wav"
-    wake_fd: int | None = None
 
     def __init__(
         self, family: SynthesisFamily, model: Path, config: Token2WavConfig, gateway: Outlet[StageEvent]
@@ -184,16 +182,9 @@ class Token2WavService:
         running = self._engine.in_flight
         return StageLoad(running=running, waiting=len(self._voices) - running, steps=self._steps)
 
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is in work here."""
-        return request_id in self._voices
-
     def active_requests(self) -> list[str]:
         """The requests in work."""
         return list(self._voices)
-
-    def close(self) -> None:
-        """Nothing outlives the process."""
 
     def collect(self) -> Iterator[Metric]:
         """What token2wav tells Prometheus besides what all stages do."""
@@ -306,5 +297,4 @@ class Token2WavService:
 
     def _complete(self, voice: _Voice) -> None:
         del self._voices[voice.request_id]
-        if voice.request_id in self.traces:
-            self.traces.completed(voice.request_id, {"omnirelay.chunks": voice.next_audio})
+        self.traces.completed(voice.request_id, {"omnirelay.chunks": voice.next_audio})

@@ -15,6 +15,7 @@ from shared.config.values import (
     TcpAddress,
     check_address,
     empty_is_none,
+    further,
 )
 
 AUTO: Final = "auto"
@@ -217,14 +218,14 @@ class GatewayConfig(Section):
         """The addresses of the gateway of a number, from 1, on this machine, by key."""
         keys = ("listen", "events", "control", "http", "monitor")
         given: dict[str, str | None] = {key: getattr(self, key) for key in keys}
-        return {key: address and _further(address, number) for key, address in given.items()}
+        return {key: address and further(address, number, PORTS_APART) for key, address in given.items()}
 
     @property
     def addresses(self) -> list[GatewayAddresses]:
         """Where the stages reach the gateways, each once."""
         ours = [
-            GatewayAddresses(events=_further(self.events, number), control=_further(self.control, number))
-            for number in range(1, self.replicas + 1)
+            GatewayAddresses(events=own["events"] or "", control=own["control"] or "")
+            for own in map(self.own_addresses, range(1, self.replicas + 1))
         ]
         return list({each.control: each for each in [*ours, *self.others]}.values())
 
@@ -240,13 +241,3 @@ class GatewayConfig(Section):
             for host in ("127.0.0.1", "localhost")
             for address in addresses
         ]
-
-
-def _further(address: str, number: int) -> str:
-    """The address of a further gateway that corresponds to the first one's."""
-    if number == 1:
-        return address
-    if address.startswith("ipc://"):
-        return f"{address}.{number}"
-    host, _, port = address.rpartition(":")
-    return f"{host}:{int(port) + PORTS_APART * (number - 1)}"

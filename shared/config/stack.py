@@ -11,8 +11,8 @@ from shared.config.media import MediaConfig
 from shared.config.stages import StageConfig, StagesConfig
 from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
 from shared.log import LogFormat
-from shared.messages import STAGES, StageName
-from shared.messages.bounds import DEFAULT_WINDOW_BYTES
+from shared.messages import STAGES, Role, StageName
+from shared.messages.payloads import DEFAULT_WINDOW_BYTES
 
 DEFAULT_CHECKPOINT: Final = Path(".cache/omnirelay/speaking")
 """The small trained checkpoint that is served when no model is set."""
@@ -119,10 +119,19 @@ class Config(Section):
         """The stages of the stack, in the order data flows."""
         return STAGES[:1] if self.text_only else STAGES
 
+    @property
+    def roles(self) -> tuple[Role, ...]:
+        """The gateway and the served stages."""
+        return "gateway", *self.served_stages
+
     def stage(self, name: StageName) -> StageConfig:
         """The configuration of one stage."""
         stage: StageConfig = getattr(self.stages, name)
         return stage
+
+    def process(self, role: Role) -> GatewayConfig | StageConfig:
+        """The configuration of the gateway, or of one stage."""
+        return self.gateway if role == "gateway" else self.stage(role)
 
     def place(self, name: StageName) -> StagePlace:
         """What a replica of one stage needs of a node in a cluster."""

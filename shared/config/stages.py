@@ -1,15 +1,25 @@
 """The stages' sections of the configuration."""
 
-from typing import Annotated, Literal, TypeAlias
+from typing import Annotated, Final, Literal, TypeAlias
 
 from pydantic import Field
 
-from shared.config.values import Bytes, DeviceList, InboxAddress, ReachableAddress, Section, TcpAddress
+from shared.config.values import (
+    Bytes,
+    DeviceList,
+    InboxAddress,
+    ReachableAddress,
+    Section,
+    TcpAddress,
+    further,
+)
 from shared.messages import MAX_REPLICAS
-from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES
 
 Precision: TypeAlias = Literal["exact", "fast", "bfloat16"]
 """Of float32 on a GPU: as written, as TF32, or with a solver's products in bfloat16."""
+HTTP_PORTS_APART: Final = 10
+"""Distance of a replica's HTTP port from the one before."""
 
 
 class SynthesisEngineConfig(Section):
@@ -99,6 +109,13 @@ class StageConfig(Section):
     max_backlog_bytes: Bytes = 256 * 2**20
     heartbeat_s: Annotated[float, Field(gt=0)] = 0.5
     niceness: Annotated[int, Field(ge=0, le=19)] = 5
+
+    def own_addresses(self, number: int) -> dict[str, str | None]:
+        """Where the replica of a number, from 1, listens; a further one's inbox takes a free port."""
+        inbox = self.inbox
+        if number > 1:
+            inbox = f"{inbox}.{number}" if inbox.startswith("ipc://") else f"{inbox.rpartition(':')[0]}:*"
+        return {"inbox": inbox, "http": self.http and further(self.http, number, HTTP_PORTS_APART)}
 
 
 class SynthesisConfig(Section):

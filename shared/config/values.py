@@ -35,6 +35,16 @@ def host_of(address: str) -> str:
     return address.removeprefix("tcp://").rpartition(":")[0]
 
 
+def further(address: str, number: int, apart: int) -> str:
+    """The address of a process of a number, from 1, by the first one's; ports are so far ``apart``."""
+    if number == 1:
+        return address
+    if address.startswith("ipc://"):
+        return f"{address}.{number}"
+    host, _, port = address.rpartition(":")
+    return f"{host}:{int(port) + apart * (number - 1)}"
+
+
 def check_reachable(address: str) -> str:
     """Return an address; raise ValueError if others cannot connect to it."""
     if host_of(address) in WILDCARDS:

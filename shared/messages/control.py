@@ -1,14 +1,49 @@
-"""Control sockets: who is there, with what, and what is dropped."""
+"""Control sockets: who is there, with what, what is dropped, and how far senders have come."""
 
-from typing import Annotated, Final
+from typing import Annotated, Final, Literal
 
 import msgspec
 from msgspec import Meta
 
 from omnirelay.status import StageLimits, StageLoad
-from omnirelay.values import AddressText, Count, Name, PositiveCount, RequestId, StageName
-from shared.messages.credits import Credit
+from omnirelay.values import STAGES, AddressText, Count, Name, PositiveCount, RequestId, StageName
 
+Sender = Annotated[
+    str, Meta(max_length=140, pattern=r"^(gateway|thinker|talker|token2wav)\.[A-Za-z0-9_-]{1,128}\Z")
+]
+"""A stage's replica, as it goes by on the control socket, or the gateway."""
+Channel = Annotated[str, Meta(pattern=r"^[0-9a-f]{16}\Z")]
+Position = Annotated[int, Meta(ge=0, le=2**63 - 1)]
+
+
+class Mark(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="mark"):
+    """Any sender to its receiver, between its other messages: tell me when you have come to this.
+
+    Attributes:
+        sender: Who is to be told.
+        channel: The sending queue, by the name that it drew.
+        position: Bytes that the queue has sent before.
+    """
+
+    sender: Sender
+    channel: Channel
+    position: Position
+
+
+class Credit(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag="credit"):
+    """Receiver to sender, on the control socket and over the gateway: I have taken all before this mark.
+
+    Attributes are those of :class:`Mark`.
+    """
+
+    sender: Sender
+    channel: Channel
+    position: Position
+
+
+Role = Literal["gateway", "thinker", "talker", "token2wav"]
+"""What a process of the stack is."""
+ROLES: Final[tuple[Role, ...]] = ("gateway", *STAGES)
 HEARTBEAT_SUFFIX: Final = ".heartbeat"
 """On the control socket the heartbeats of a replica go by its identity with this behind."""
 MAX_REPLICAS: Final = 256

@@ -143,3 +143,7 @@ class AdditionalInformationPayload(msgspec.Struct, frozen=True, forbid_unknown_f
         """Check every entry; a :class:`PayloadError` names the one that is wrong."""
         for name, entry in self.entries.items():
             entry.check(f"additional.{name}")
+
+
+DEFAULT_WINDOW_BYTES: Final = 64 * 2**20
+DEFAULT_MAX_PAYLOAD_BYTES: Final = 100 * 10**6

@@ -1,11 +1,11 @@
-"""``/metrics``, ``/livez`` and ``/readyz`` of a stage over HTTP, on its own thread."""
+"""A stage's health, and ``/metrics``, ``/livez`` and ``/readyz`` over HTTP, on a thread of its own."""
 
 import asyncio
 import errno
 import socket
 import threading
 from collections.abc import Callable
-from typing import Final, Self
+from typing import Any, Final, Self
 
 from prometheus_client import REGISTRY, CollectorRegistry
 from starlette.applications import Starlette
@@ -16,7 +16,52 @@ from starlette.routing import Route
 from omnirelay.errors import ConfigError
 from shared.exposition import metrics_response
 from shared.http.server import BoundedServer, WatchersPlaces
+from shared.stage.loop import StageLoop
 from shared.transport.sockets import address_in_use
+
+
+class StageHealth:
+    """The state of a stage's loop, from loading to its end.
+
+    Args:
+        step_timeout_s: A loop that has been in one step for longer counts as hung.
+    """
+
+    def __init__(self, step_timeout_s: float) -> None:
+        self._step_timeout_s = step_timeout_s
+        self._loop: StageLoop[Any] | None = None
+        self._ended = False
+
+    def loaded(self, loop: StageLoop[Any]) -> None:
+        """The engine is loaded; what the loop reports is there."""
+        self._loop = loop
+
+    def ended(self) -> None:
+        """The loop has ended."""
+        self._ended = True
+
+    def why_not_live(self) -> str | None:
+        """Why the process is not live; None while it loads and while its loop runs."""
+        if self._ended:
+            return "the stage's loop has ended"
+        report = self._loop.report if self._loop is not None else None
+        if report is not None and report.busy_s > self._step_timeout_s:
+            return (
+                f"the stage's loop has been in one step for {report.busy_s:.0f} s, "
+                f"longer than gateway.step_timeout_s ({self._step_timeout_s:g} s)"
+            )
+        return None
+
+    def why_not_ready(self) -> str | None:
+        """Why the stage takes no requests now; None if it does."""
+        if self._loop is None:
+            return "the model is being loaded"
+        if self._loop.report is None:
+            return "the stage's loop has not begun"
+        if self._loop.report.draining:
+            return "the stage was told to stop"
+        return self.why_not_live()
+
 
 Check = Callable[[], str | None]
 """Returns what is wrong, or None."""

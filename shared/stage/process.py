@@ -24,9 +24,8 @@ from shared.log import configure_logging, limited
 from shared.messages import Farewell, StageName
 from shared.metrics import ProcessMetrics
 from shared.stage.discovery import GatewayFinder
-from shared.stage.endpoint import HttpEndpoint
+from shared.stage.endpoint import HttpEndpoint, StageHealth
 from shared.stage.gateways import GatewayLink, GatewayQueues, open_gateway, sending_of
-from shared.stage.health import StageHealth
 from shared.stage.loop import StageLoop, stop_on_signals
 from shared.stage.membership import Membership
 from shared.stage.metrics import StageMetrics

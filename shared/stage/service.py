@@ -1,9 +1,11 @@
 """The interface between the stage loop and a stage's service."""
 
 import logging
+import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from prometheus_client.core import Metric
 
@@ -11,7 +13,7 @@ from omnirelay.errors import OmniRelayError, StageFailedError
 from shared.messages import StageLimits, StageLoad, StageName
 from shared.tracing.stage import StageTraces
 
-M_contra = TypeVar("M_contra", contravariant=True)
+M = TypeVar("M")
 log = logging.getLogger(__name__)
 
 
@@ -41,35 +43,37 @@ class ComputeClock(Protocol):
         """The time so far."""
 
 
-class StageService(Protocol[M_contra]):
+class StageService(ABC, Generic[M]):
     """What a stage does; :class:`shared.stage.loop.StageLoop` decides when.
 
     Attributes:
         wake_fd: An eventfd written to when :attr:`ready` may have become true without a message; None if
             that never happens.
-        wake_at: When :attr:`ready` becomes true without a message, in seconds of ``time.monotonic``; infinite
-            if that is not known to happen.
+        model_time: How long its model has computed.
         traces: Spans of its requests; the service reports phases and completion, the loop the rest.
     """
 
     name: StageName
     limits: StageLimits
-    wake_fd: int | None
+    wake_fd: int | None = None
+    model_time: ComputeClock
     traces: StageTraces
 
     @property
     def wake_at(self) -> float:
-        """See the class."""
+        """When :attr:`ready` becomes true without a message, in seconds of ``time.monotonic``.
+
+        Infinite if that is not known to happen.
+        """
+        return math.inf
 
     @property
+    @abstractmethod
     def ready(self) -> bool:
         """Whether a step would do something."""
 
-    @property
-    def model_time(self) -> ComputeClock:
-        """How long its model has computed."""
-
-    def accept(self, message: M_contra) -> None:
+    @abstractmethod
+    def accept(self, message: M) -> None:
         """Take a message.
 
         Raises:
@@ -77,26 +81,33 @@ class StageService(Protocol[M_contra]):
             RequestError: It is valid, but its request cannot be served.
         """
 
+    @abstractmethod
     def abort(self, request_id: str) -> None:
         """Drop all state of a request, if there is any."""
 
+    @abstractmethod
     def take_turn(self) -> str | None:
         """Choose the request that the next step computes alone; None where it computes all that are ready."""
 
+    @abstractmethod
     def step(self) -> dict[str, OmniRelayError]:
         """Compute one step and send its results; returns the requests that failed in it."""
 
+    @abstractmethod
     def load(self) -> StageLoad:
         """The present load."""
 
-    def holds(self, request_id: str) -> bool:
-        """Whether a request is active."""
-
+    @abstractmethod
     def active_requests(self) -> list[str]:
         """All active requests."""
+
+    def holds(self, request_id: str) -> bool:
+        """Whether a request is active."""
+        return request_id in self.active_requests()
 
     def close(self) -> None:
         """End whatever would outlive the process."""
 
     def collect(self) -> Iterator[Metric]:
         """The service's metrics; called by another thread at any time."""
+        yield from ()

@@ -21,10 +21,6 @@ class StageTraces:
         self._stage: Final = stage
         self._open: dict[str, tuple[str, Timeline]] = {}
 
-    def __contains__(self, request_id: str) -> bool:
-        """Whether a request is traced."""
-        return request_id in self._open
-
     def begin(self, request_id: str, traceparent: str | None, phase: str) -> None:
         """Begin a request's span below the gateway's, with its first phase; without one, it is not traced."""
         if traceparent is not None and self.tracer is not None:

@@ -21,10 +21,10 @@ from zmq.utils.monitor import recv_monitor_message
 from omnirelay.errors import ConfigError, MessageError
 from shared.config import Config
 from shared.config.values import is_local
-from shared.messages import MAX_REPLICAS, STAGES
+from shared.messages import MAX_REPLICAS, STAGES, Role
 from shared.metrics import by_reason, counter
 from shared.real_time import set_realtime_priority_of
-from shared.transport.keys import Keys, Role, load_keys, public_file
+from shared.transport.keys import Keys, load_keys, public_file
 
 WELCOME: Final[dict[Role, tuple[Role, ...]]] = {
     "gateway": STAGES,

@@ -9,15 +9,12 @@ import stat
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import zmq
 
 from omnirelay.errors import ConfigError, OutputError
-from shared.messages import STAGES
-
-Role = Literal["gateway", "thinker", "talker", "token2wav"]
-ROLES: Final[tuple[Role, ...]] = ("gateway", *STAGES)
+from shared.messages import ROLES, Role
 
 PUBLIC_MODE: Final = 0o644
 SECRET_MODE: Final = 0o600

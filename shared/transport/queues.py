@@ -15,12 +15,11 @@ import zmq
 
 from omnirelay.errors import MessageError, QueueFullError
 from shared.log import limited
-from shared.messages import Credit, Mark
-from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES, DEFAULT_WINDOW_BYTES
+from shared.messages import Credit, Mark, Role
+from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES, DEFAULT_WINDOW_BYTES
 from shared.metrics import WAIT_BUCKETS, Distribution, Traffic
 from shared.transport.credits import Window
 from shared.transport.curve import check_key, has_keys
-from shared.transport.keys import Role
 from shared.transport.sockets import LINGER_MS, bind, connect
 from shared.transport.wire import MAX_HEADER_BYTES, Decoder, Frame, encode
 

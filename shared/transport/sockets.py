@@ -6,8 +6,8 @@ from typing import Any, Final
 import zmq
 
 from omnirelay.errors import AddressInUseError, ConfigError
+from shared.messages import Role
 from shared.transport.curve import Link, guard_client, guard_server
-from shared.transport.keys import Role
 
 LINGER_MS: Final = 500
 """How long a closing socket may deliver what it holds."""

@@ -13,8 +13,7 @@ import msgspec
 from omnirelay.errors import MessageError, PayloadError, VersionError, said
 from omnirelay.version import version
 from shared.messages import MAX_MEDIA_ITEMS
-from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
-from shared.messages.payloads import Blob
+from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES, Blob
 
 WIRE_VERSION: Final = 8
 MAX_HEADER_BYTES: Final = 8 * 2**20

@@ -1,21 +1,32 @@
-"""What differs between a CPU and a GPU: the worker's base class and a few engine defaults."""
+"""What differs between a CPU and a GPU: the worker's base class, a few engine defaults, precision."""
 
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch
+from torch import nn
+from vllm.distributed.parallel_state import (
+    GroupCoordinator,
+    get_dcp_group,
+    get_dp_group,
+    get_pcp_group,
+    get_pp_group,
+    get_tp_group,
+    model_parallel_is_initialized,
+)
 from vllm.engine.arg_utils import EngineArgs
+from vllm.model_executor.models import ModelRegistry
 from vllm.platforms import current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import StageStartError
 from shared.checkpoints import read_config
-from shared.config import EngineConfig
+from shared.config import EngineConfig, Precision
 from shared.devices import cuda_compiler
 from shared.engine_defaults import ALONE_UTILIZATION, CPU_BLOCK_SIZE, batch_size, kv_cache_bytes
 from shared.messages import StageName
-from shared.vllm.process_groups import end_groups_of_one
 from shared.vllm.workers import prepared_workers
 
 
@@ -51,6 +62,18 @@ def require_quantization(stage: StageName, model: Path, config: EngineConfig) ->
             "weights of FP8 cannot be computed here: vLLM's CPU build needs a processor with AMX for them; "
             "take a checkpoint of plain weights, or of four bits (AWQ, GPTQ)"
         )
+
+
+def architecture_of(model: str) -> str:
+    """The name by which vLLM knows a model of ours, by that of its class."""
+    return f"OmniRelay{model}"
+
+
+def register_model(model: type[nn.Module]) -> str:
+    """Let vLLM find a model in this process; gives its architecture."""
+    architecture = architecture_of(model.__name__)
+    ModelRegistry.register_model(architecture, model)
+    return architecture
 
 
 def worker_base() -> type[Any]:
@@ -131,3 +154,42 @@ def _checkpoint_dtype(model: Path) -> str:
     values = read_config(model)
     dtype = values.get("dtype") or values.get("torch_dtype")
     return str(dtype) if dtype else "auto"
+
+
+_GROUPS: Final[tuple[Callable[[], GroupCoordinator], ...]] = (
+    get_tp_group,
+    get_pp_group,
+    get_dp_group,
+    get_dcp_group,
+    get_pcp_group,
+)
+
+
+def end_groups_of_one() -> None:
+    """End the groups of one member, but for the world's, by which vLLM knows where to make others.
+
+    vLLM sends nothing within a group of one.  What it asks of a group later, its size and its own place in
+    it, the group still tells.  With a model in other processes there are none here.
+    """
+    if not model_parallel_is_initialized():
+        return
+    for group_of in _GROUPS:
+        group = group_of()
+        if group.world_size == 1:
+            group.destroy()
+
+
+_MATMUL: Final[dict[Precision, str]] = {"exact": "highest", "fast": "high", "bfloat16": "high"}
+
+
+def set_float32_precision(precision: Precision) -> None:
+    """Choose between float32 and TF32 (10 bits of mantissa) for products and convolutions of this process.
+
+    With ``bfloat16`` it is TF32 for what stays float32.
+
+    PyTorch's own choice is float32 for products and TF32 for convolutions; vLLM sets the former again when
+    it makes an engine, so this is called after it.
+    """
+    torch.set_float32_matmul_precision(_MATMUL[precision])
+    # PyTorch's older switches, as vLLM's: mixed with the newer ones, reading either raises.
+    torch.backends.cudnn.allow_tf32 = precision != "exact"

@@ -8,8 +8,8 @@ from typing import Any, Final, Self, get_args
 
 from gateway.requests.lifecycle import Reason
 from omnirelay import Client, StatusReport
-from shared.messages import STAGES
-from shared.transport.keys import ROLES, make_keys
+from shared.messages import ROLES, STAGES
+from shared.transport.keys import make_keys
 from tests.apart.network import Network
 from tests.support.http import Readings, get
 from tests.support.processes import Processes, wait_until

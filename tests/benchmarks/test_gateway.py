@@ -13,7 +13,7 @@ from benchmarks.gateway import measure
 from benchmarks.gateway.__main__ import main, report
 from benchmarks.gateway.clients import HttpParser, Interface, Parser, TcpParser
 from benchmarks.gateway.measure import GatewayResult, latencies, measure_replicas, measure_streams
-from benchmarks.gateway.pace import BLOCK_SAMPLES, CODES, chunk_samples, events
+from benchmarks.gateway.stages import BLOCK_SAMPLES, CODES, chunk_samples, events
 from benchmarks.measure.machine import this_machine
 from omnirelay.errors import OmniRelayError
 from omnirelay.events import AcceptedEvent, AudioEvent, ErrorEvent, TextEvent

@@ -17,8 +17,7 @@ from benchmarks.adapters.omnirelay import configuration
 from benchmarks.gpu import __main__ as command
 from benchmarks.gpu import kill, parity, rehearsal
 from benchmarks.gpu.part import PARTS
-from benchmarks.gpu.results import FinishedPart, PartResult, Settings
-from benchmarks.gpu.sampling import Sampler
+from benchmarks.gpu.results import FinishedPart, PartResult, Sampler, Settings
 from benchmarks.measure.answer import MeasuredAnswer
 from benchmarks.measure.results import Table
 from checkpoint import BENCH, SMALL, TINY
@@ -26,9 +25,9 @@ from checkpoint.config import model_config
 from checkpoint.shape import RELEASED_3B, CheckpointShape
 from omnirelay.errors import OmniRelayError
 from ops.doctor.limits import check_cache
-from services.families import sizes
+from services.families import memory as sizes
 from services.families.known import family_of
-from services.families.sizes import Model
+from services.families.memory import Model
 from shared.config import Config
 from shared.model_files import Weights
 

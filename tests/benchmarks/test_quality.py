@@ -6,10 +6,16 @@ import numpy as np
 import pytest
 
 from benchmarks.quality.__main__ import missed, table
-from benchmarks.quality.answers import Samples, SpokenReply
-from benchmarks.quality.figures import LEAST_RIGHT, SENTENCES, Score, answer_figures, speech_figures
-from benchmarks.quality.requests import Asked, held_out_requests
-from benchmarks.quality.sound import ends_right, pitch
+from benchmarks.quality.answers import Asked, Samples, SpokenReply, held_out_requests
+from benchmarks.quality.figures import (
+    LEAST_RIGHT,
+    SENTENCES,
+    Score,
+    answer_figures,
+    ends_right,
+    pitch,
+    speech_figures,
+)
 from labs.training.data import world
 from omnirelay import AudioPart, ImagePart
 from omnirelay.content import media_of

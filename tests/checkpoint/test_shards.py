@@ -11,8 +11,8 @@ from vllm.config.load import LoadConfig
 from vllm.model_executor.model_loader import default_loader
 from vllm.model_executor.model_loader.default_loader import DefaultModelLoader
 
-from services.families.qwen2_5_omni.talker.model import ConditionedTalker
-from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
+from services.families.qwen2_5_omni.talker import ConditionedTalker
+from services.families.qwen2_5_omni.thinker import SpeakingThinker
 from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
 from shared.checkpoints import WEIGHT_INDEX
 

@@ -8,7 +8,7 @@ from gateway.access.access import Access
 from gateway.access.account import ClientAccount
 from gateway.dispatch.prefills import Prefills
 from gateway.dispatch.registry import StageRegistry
-from gateway.fairness.memory_budget import Hold, MemoryBudget
+from gateway.fairness.quota import Hold, MemoryBudget
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.input.media import MediaIntake
@@ -24,7 +24,7 @@ from omnirelay.errors import CancelledRequestError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.status import GatewayStatus, StatusReport
 from shared.config import Config
-from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.families import QWEN2_5_OMNI
 from shared.messages import Heartbeat, MediaItem, MediaKind, StageLimits, StageLoad, StageName, ThinkerInput
 from shared.messages.payloads import Blob
 from shared.transport.wire import Decoder, encode

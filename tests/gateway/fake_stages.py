@@ -12,7 +12,7 @@ from tokenizers import Tokenizer
 
 from omnirelay.status import CodecDefaults, CodecLimits
 from shared.config import Config
-from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.families import QWEN2_5_OMNI
 from shared.messages import (
     STAGES,
     Abort,

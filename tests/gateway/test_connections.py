@@ -382,7 +382,7 @@ async def test_a_cancel_does_not_swallow_an_error_that_is_being_sent(tcp: Bench)
     async with connection._sending:
         client.say(submit(1, GenerateRequest(messages=[])))
         # It is refused, and waits for its turn to be sent.
-        await until(lambda: connection._tasks and not connection._opening)
+        await until(lambda: connection._tasks and not connection._cancels)
         client.say(Cancel(1))
         client.say(Ping())
         await until(lambda: connection._sending._waiters and len(connection._sending._waiters) == 2)

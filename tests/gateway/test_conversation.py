@@ -11,7 +11,7 @@ import pytest
 from omnirelay.cli.chat.slash import COMMANDS
 from omnirelay.cli.output import WordWrap
 from omnirelay.client.wav import pcm16
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, Configure, Patch, bench
 from tests.gateway.fake_stages import until

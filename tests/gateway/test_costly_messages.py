@@ -17,7 +17,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.quota import MemoryBudget
 from gateway.http.fields import convert
 from gateway.http.openai import messages, responses
 from gateway.http.openai.kept_answers import KeptAnswers

@@ -10,9 +10,8 @@ from hypothesis import strategies as st
 
 from gateway.fairness.admission import FEW, OLDEST_EVERY, TIMES_FREE_ACTIVE, Admission
 from gateway.fairness.fair_queue import FairQueue
-from gateway.fairness.memory_budget import MemoryBudget
-from gateway.fairness.quota import Quota
-from gateway.fairness.semaphore import FairSemaphore
+from gateway.fairness.quota import MemoryBudget, Quota
+from gateway.fairness.thread import FairSemaphore
 from omnirelay.errors import BusyError
 from tests.gateway.bench import Configure, bench
 from tests.gateway.fake_stages import until

@@ -24,9 +24,8 @@ from starlette.applications import Starlette
 from starlette.routing import Route, WebSocketRoute
 
 from gateway.access.access import Access
-from gateway.access.api_keys import ApiKeys
+from gateway.access.api_keys import ApiKeys, EphemeralKeys
 from gateway.access.certificate import ServerTls
-from gateway.access.ephemeral import EphemeralKeys
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app

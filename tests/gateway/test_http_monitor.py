@@ -30,7 +30,7 @@ from omnirelay.version import version
 from ops.doctor import machine, network
 from shared.checkpoints import served_name
 from shared.config import DEFAULT_CHECKPOINT, Config, load_config
-from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.families import QWEN2_5_OMNI
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
 from tests.gateway.bench import Configure, Patch, fails

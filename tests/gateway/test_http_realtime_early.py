@@ -13,13 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.access.account import ClientAccount, Unread
-from gateway.access.clients import Principal
+from gateway.access.account import ClientAccount, Principal, Unread
 from gateway.http.realtime.input import early
 from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
-from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.families import QWEN2_5_OMNI
 from shared.messages import StageLoad
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until

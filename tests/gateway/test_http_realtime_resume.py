@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.http.realtime.items import read_item
-from gateway.http.realtime.outbox import Outbox
+from gateway.http.realtime.live import Outbox
 from gateway.requests.metrics import ResumeOutcome
 from shared.config import Config
 from shared.messages import ThinkRequest

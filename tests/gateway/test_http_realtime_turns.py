@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.http.realtime.idle import MOST_IN_A_ROW
 from gateway.http.realtime.protocol import BoundedWebSocket
+from gateway.http.realtime.responses import MOST_IN_A_ROW
 from gateway.http.realtime.turns import listener
 from omnirelay.errors import BusyError
 from shared.messages import ThinkRequest

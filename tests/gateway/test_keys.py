@@ -15,10 +15,8 @@ from hypothesis import strategies as st
 from websockets.exceptions import InvalidStatus
 
 from gateway.access.access import open_doors
-from gateway.access.account import UNREAD_OF_ONE, ClientAccount, Unread
-from gateway.access.api_keys import ApiKeys, KeyEntry, hash_of, new_key, read_keys
-from gateway.access.clients import ClientLimits, Principal
-from gateway.access.ephemeral import PREFIX
+from gateway.access.account import UNREAD_OF_ONE, ClientAccount, ClientLimits, Principal, Unread
+from gateway.access.api_keys import EPHEMERAL_PREFIX, ApiKeys, KeyEntry, hash_of, new_key, read_keys
 from gateway.fairness.rate_limit import TokenBucket
 from omnirelay.cli.main import main
 from omnirelay.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
@@ -316,7 +314,7 @@ async def test_a_key_opens_sessions_as_ordered(configure: Configure, keys: str, 
     async with http_bench(config) as b, speaking(b, ANSWER, CHUNKS):
         before = time.time()
         secret = await made(b, BEARER if keyed else None, session=SESSION)
-        assert secret["value"].startswith(PREFIX)
+        assert secret["value"].startswith(EPHEMERAL_PREFIX)
         assert 599 <= secret["expires_at"] - before <= 602
         assert secret["session"]["instructions"] == "Be brief."
         for _ in range(2):
@@ -354,7 +352,7 @@ async def test_what_a_key_does_not_open(configure: Configure, keys: str, keyed: 
             assert answer.status_code == 401
             assert "opens /v1/realtime" in answer.json()["error"]["message"]
         assert await refused(b, f"{key[:-1]}{'A' if key[-1] != 'A' else 'B'}") == 401
-        assert await refused(b, PREFIX) == 401
+        assert await refused(b, EPHEMERAL_PREFIX) == 401
         assert (await b.http.post(URL, json={})).status_code == (401 if keyed else 200)
 
 
@@ -403,7 +401,7 @@ async def test_requests_that_are_refused(web: HttpBench, body: dict[str, Any], p
 
 
 async def test_bounds(configure: Configure, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("gateway.access.ephemeral.MAX_KEYS", 5)
+    monkeypatch.setattr("gateway.access.api_keys.MAX_EPHEMERAL", 5)
     async with http_bench(configure(http_gateway())) as b:
         codes = [(await b.http.post(URL)).status_code for _ in range(6)]
         # One place is left for other clients.

@@ -17,6 +17,7 @@ from omnirelay import AsyncClient
 from omnirelay.cli.main import main
 from shared.config import Config
 from shared.messages import (
+    ROLES,
     STAGES,
     AbortDone,
     AudioChunk,
@@ -36,7 +37,7 @@ from shared.messages import (
 from shared.messages.payloads import Blob
 from shared.transport.control import ControlClient
 from shared.transport.curve import open_context
-from shared.transport.keys import ROLES, load_keys, make_keys, secret_file
+from shared.transport.keys import load_keys, make_keys, secret_file
 from shared.transport.sockets import connect
 from shared.transport.wire import encode
 from tests.gateway.bench import Log, Output, Patch

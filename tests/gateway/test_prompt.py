@@ -18,7 +18,7 @@ from transformers import AutoProcessor, AutoTokenizer
 from gateway.input.prompt import PromptBuilder
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from omnirelay.errors import CheckpointError, InvalidRequestError
-from shared.families.qwen2_5_omni import QWEN2_5_OMNI
+from shared.families import QWEN2_5_OMNI
 from shared.tokenizer import load_tokenizer
 from tests.gateway.checkpoint_dir import SPECIAL, TEMPLATE, write
 

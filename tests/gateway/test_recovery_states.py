@@ -14,8 +14,7 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from gateway.access.account import ClientAccount, Unread
-from gateway.access.clients import Principal
+from gateway.access.account import ClientAccount, Principal, Unread
 from gateway.input.prompt import PromptBuilder
 from gateway.manager import Gateway
 from gateway.requests.lifecycle import RequestState

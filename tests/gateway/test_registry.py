@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from gateway.dispatch import registry as module
-from gateway.dispatch.placement import place
+from gateway.dispatch.dispatcher import place
 from gateway.dispatch.registry import MAX_HEARTBEATS_PER_S, Replica, StageRegistry
 from shared.messages import (
     MAX_REPLICAS,

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 from msgspec.structs import replace
 
 from gateway.requests.lifecycle import Lifecycle, StateCounts
-from gateway.requests.partial import check_partial
-from gateway.requests.record import RequestRecord
+from gateway.requests.record import RequestRecord, check_partial
 from omnirelay import ChatMessage, GenerateRequest, SamplingOverrides
 from omnirelay.errors import InvalidResumeError
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, ErrorEvent, Event, TextEvent

@@ -31,7 +31,7 @@ from omnirelay.errors import InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import PartialAnswer
 from omnirelay.reading import LEAST, MOST, pieces
 from shared.config.gateway import READ_PROMPT
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, Configure, Output, Patch, bench, fails
 from tests.gateway.fake_stages import until

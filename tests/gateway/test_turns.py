@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from numpy.typing import NDArray
 
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.quota import MemoryBudget
 from gateway.http.fields import convert_given
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.buffers import InputAudio
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.rules import EAGERNESS, SemanticVad, ServerVad, TurnRules

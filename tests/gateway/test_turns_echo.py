@@ -16,8 +16,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from gateway.fairness.memory_budget import MemoryBudget
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.fairness.quota import MemoryBudget
+from gateway.http.realtime.input.buffers import InputAudio
 from gateway.http.realtime.turns.listener import TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback, SentAnswer
 from gateway.http.realtime.turns.rules import ServerVad

@@ -11,18 +11,23 @@ import pytest
 from transformers import WhisperFeatureExtractor
 
 from gateway.access.access import Access
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.quota import MemoryBudget
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.context import HttpContext
 from gateway.http.realtime.endpoint import Sessions
-from gateway.http.realtime.input.audio import InputAudio
-from gateway.http.realtime.turns import end
-from gateway.http.realtime.turns.end import EndDetector
+from gateway.http.realtime.input.buffers import InputAudio
+from gateway.http.realtime.turns import smart_turn
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
 from gateway.http.realtime.turns.playback import Playback
 from gateway.http.realtime.turns.rules import SemanticVad, ServerVad, TurnRules
 from gateway.http.realtime.turns.silero import RATE, Floats
-from gateway.http.realtime.turns.smart_turn import SAMPLES, installed_weights, log_mel
+from gateway.http.realtime.turns.smart_turn import (
+    MAX_WAITING,
+    SAMPLES,
+    EndDetector,
+    installed_weights,
+    log_mel,
+)
 from gateway.http.realtime.turns.stream import WINDOW_BYTES
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config import Config, MediaConfig
@@ -36,7 +41,7 @@ from tests.support.media import speech
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: Patch) -> None:
     """A busy machine's verdicts are waited for."""
-    monkeypatch.setattr(end, "LATE_S", 30.0)
+    monkeypatch.setattr(smart_turn, "LATE_S", 30.0)
 
 
 class Network:
@@ -183,14 +188,14 @@ async def test_a_verdict_is_counted_with_its_time() -> None:
 
 
 async def test_nobody_waits_for_a_slow_network(caplog: Log, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(end, "LATE_S", 0.05)
+    monkeypatch.setattr(smart_turn, "LATE_S", 0.05)
     network = Network(0.9)
     network.free.clear()
     bench = Bench(network)
     for _ in range(3):
         assert await bench.finished() is None
     assert bench.verdicts == ["late"] * 3
-    monkeypatch.setattr(end, "LATE_S", 30.0)
+    monkeypatch.setattr(smart_turn, "LATE_S", 30.0)
     waiting = asyncio.create_task(bench.finished())
     network.free.set()
     assert await waiting == 0.9
@@ -203,12 +208,12 @@ async def test_of_many_pauses_at_once_some_are_not_heard() -> None:
     network = Network(0.9)
     network.free.clear()
     bench = Bench(network)
-    waiting = [asyncio.create_task(bench.finished(str(client))) for client in range(end.MAX_WAITING)]
+    waiting = [asyncio.create_task(bench.finished(str(client))) for client in range(MAX_WAITING)]
     await asyncio.sleep(0)
     assert await bench.finished() is None
     assert bench.verdicts == ["busy"]
     network.free.set()
-    assert await asyncio.gather(*waiting) == [0.9] * end.MAX_WAITING
+    assert await asyncio.gather(*waiting) == [0.9] * MAX_WAITING
 
 
 def test_a_network_that_fails_is_told_of_and_done_without(caplog: Log) -> None:

@@ -11,11 +11,10 @@ from benchmarks.adapters.omnirelay import OmniRelay
 from benchmarks.gpu.bare import synthesize, synthesizer_of
 from benchmarks.gpu.reference import load_token2wav
 from benchmarks.quality.__main__ import Listening
-from benchmarks.quality.answers import SpokenReply, ask_all
-from benchmarks.quality.requests import Asked, held_out_requests
+from benchmarks.quality.answers import Asked, SpokenReply, ask_all, held_out_requests
 from labs.training.measure.recognizer import word_errors
 from services.families.qwen2_5_omni.token2wav.dit import HalfLinear
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.chunks import SynthesisChunk
 from tests.support.quantised import quantise
 from tests.support.restarting import RestartingStack
 from tests.token2wav.test_t2w_sound import CODES

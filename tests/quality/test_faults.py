@@ -7,8 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 import pytest
 
 from benchmarks.quality.__main__ import Listening
-from benchmarks.quality.answers import ask_all, collected, request
-from benchmarks.quality.requests import held_out_requests
+from benchmarks.quality.answers import ask_all, collected, held_out_requests, request
 from labs.training.measure.recognizer import word_error_rate
 from omnirelay import AsyncClient, AudioEvent
 from omnirelay.client.types import ChatEvent

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.quality.__main__ import Listening, measure, missed, table
-from benchmarks.quality.requests import held_out_requests
+from benchmarks.quality.answers import held_out_requests
 from labs.training.data.corpus import VOICES
 
 COUNT = 8

@@ -8,7 +8,7 @@ import torch
 from vllm.distributed import parallel_state
 
 from checkpoint.qwen3_omni import write_qwen3_omni
-from services.families.qwen3_omni.thinker.family import THINKER
+from services.families.qwen3_omni.thinker import THINKER
 from tests.qwen3_omni.tiny import Reference
 from tests.support.edges import MakeEdge
 from tests.support.thinking import MakeThinker, ThinkerRig, fresh, kept_thinkers

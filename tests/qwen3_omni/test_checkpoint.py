@@ -13,8 +13,7 @@ from checkpoint.__main__ import main
 from checkpoint.qwen3_omni import TINY
 from gateway.input.prompt import PromptBuilder
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
-from shared.families.known import DESCRIPTIONS, family_of
-from shared.families.qwen3_omni import QWEN3_OMNI
+from shared.families import DESCRIPTIONS, QWEN3_OMNI, family_of
 from tests.qwen3_omni.tiny import IM_END, Reference
 
 NOTHING = memoryview(b"")

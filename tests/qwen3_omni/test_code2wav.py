@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from transformers.models.qwen3_omni_moe.configuration_qwen3_omni_moe import Qwen3OmniMoeCode2WavConfig
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeCode2Wav
 
-from services.families.qwen3_omni.code2wav.vocoder import Stream, StreamedCode2Wav
-from services.families.qwen3_omni.codec import frame_samples, samples_of, trimmed_samples
+from services.families.qwen3_omni import frame_samples, samples_of, trimmed_samples
+from services.families.qwen3_omni.vocoder import Stream, StreamedCode2Wav
 
 TOLERANCE = 1e-9
 """In float64, where rounding does not grow to something that looks like a fault."""

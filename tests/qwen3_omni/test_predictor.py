@@ -14,7 +14,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import (
 from vllm.config import set_current_vllm_config
 from vllm.model_executor.layers.quantization.base_config import QuantizeMethodBase
 
-from services.families.qwen3_omni.talker.predictor import TOP_K, TOP_P, CodePredictor, pick
+from services.families.qwen3_omni.predictor import TOP_K, TOP_P, CodePredictor, pick
 from tests.support.steps import step_of
 from tests.support.thinking import ThinkerRig
 

@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from omnirelay.errors import CheckpointError
-from services.families.qwen3_omni.code2wav.family import TOKEN2WAV
-from services.families.qwen3_omni.files import voices
+from services.families.qwen3_omni import voices
+from services.families.qwen3_omni.code2wav import TOKEN2WAV
+from services.token2wav.chunks import AudioStream
 from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.stream import AudioStream
 from shared.config import SynthesisConfig
 from tests.qwen3_omni.tiny import CODES, GROUPS, Reference
 from tests.token2wav.support import config_of, run_all, spoken

@@ -7,10 +7,10 @@ from unittest import mock
 import pytest
 import torch
 
-from services.families.qwen3_omni.talker.family import TALKER
+from services.families.qwen3_omni.talker import TALKER
+from services.talker.engine import warm_up as warm_up_talker
 from services.talker.service import TalkerService
-from services.talker.warm_up import warm_up as warm_up_talker
-from services.thinker.warm_up import warm_up as warm_up_thinker
+from services.thinker.engine import warm_up as warm_up_thinker
 from shared.config import EngineConfig, TalkerConfig
 from shared.messages import CodecDelta, ResumedSpeech, SpeechStart, StageEvent, Token2WavInput
 from tests.qwen3_omni.tiny import GROUPS, Reference, Spoken, prompt_of

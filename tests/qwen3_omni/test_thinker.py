@@ -12,9 +12,9 @@ from checkpoint.qwen3_omni import TINY, write_qwen3_omni
 from omnirelay.errors import CheckpointError, ConfigError, InvalidRequestError, UnknownSpeakerError
 from ops.doctor.checkpoint import examine
 from services.families.known import require_family
+from services.families.memory import need_of, read_model, require_divisible
 from services.families.qwen3_omni import QWEN3_OMNI
-from services.families.qwen3_omni.thinker.track import Roles
-from services.families.sizes import need_of, read_model, require_divisible
+from services.families.qwen3_omni.thinker import Roles
 from shared.checkpoints import read_config
 from shared.config import Config
 from shared.devices import Gpu

@@ -15,7 +15,7 @@ from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3Omni
 
 from checkpoint.qwen3_omni import TINY
 from services.families.codec_decoder import in_sections, interleaved
-from services.families.qwen3_omni.thinker.media import ChunkWindows, TokenClock
+from services.families.qwen3_omni.media import ChunkWindows, TokenClock
 from services.families.qwen_media.spans import Grid, VisualSpan, mrope_positions
 from services.thinker.media.decoded import DecodedAudio
 from shared.messages import ThinkRequest

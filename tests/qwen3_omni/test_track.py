@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnirelay.errors import InvalidRequestError
-from services.families.qwen3_omni.thinker.track import HEADER, PADS, ReplyTrackWriter, Roles
+from services.families.qwen3_omni.thinker import HEADER, PADS, ReplyTrackWriter, Roles
 from shared.messages import ConditioningRows
 from shared.vllm.tensors import unpack_positions, unpack_rows
 from tests.qwen3_omni.tiny import (

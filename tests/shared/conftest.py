@@ -9,8 +9,9 @@ import pytest
 import zmq
 
 from shared.config import Config
+from shared.messages import Role
 from shared.transport.curve import StackContext, open_context
-from shared.transport.keys import Role, make_keys
+from shared.transport.keys import make_keys
 from tests.shared.support import Context, Open
 
 

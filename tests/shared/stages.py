@@ -1,13 +1,11 @@
 """A stage in a thread of its own, with a service in memory, and the gateway's side of its sockets."""
 
-import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import zmq
-from prometheus_client.core import Metric
 
 from omnirelay.errors import OmniRelayError
 from shared.config import TalkerConfig
@@ -27,11 +25,12 @@ from shared.messages import (
     TextDelta,
     Token2WavInput,
 )
-from shared.messages.bounds import DEFAULT_WINDOW_BYTES
+from shared.messages.payloads import DEFAULT_WINDOW_BYTES
 from shared.stage.gateways import GatewayLink, GatewayQueues
 from shared.stage.heartbeat import HeartbeatThread
 from shared.stage.loop import StageLoop
 from shared.stage.membership import Membership
+from shared.stage.service import StageService
 from shared.tracing.stage import StageTraces
 from shared.transport.control import ControlClient
 from shared.transport.queues import PullQueue, PushQueue
@@ -52,7 +51,7 @@ STAGE: StageName = "token2wav"
 INSTANCE = "one"
 
 
-class EchoService:
+class EchoService(StageService[CodecTokens | SynthesisStart]):
     """Tells the gateway the tokens it was given, one message a step.
 
     Attributes:
@@ -61,8 +60,7 @@ class EchoService:
 
     name: StageName = STAGE
     limits = StageLimits(max_positions=77, speakers=["Chelsie"])
-    wake_fd: int | None = None
-    wake_at = math.inf
+    model_time: ModelTime
 
     def __init__(self) -> None:
         self.traces = StageTraces(STAGE)
@@ -116,17 +114,8 @@ class EchoService:
     def load(self) -> StageLoad:
         return StageLoad(running=len(self.work), held_bytes=123, steps=self.steps)
 
-    def holds(self, request_id: str) -> bool:
-        return request_id in self.work
-
     def active_requests(self) -> list[str]:
         return list(self.work)
-
-    def close(self) -> None:
-        pass
-
-    def collect(self) -> Iterator[Metric]:
-        return iter(())
 
 
 class CountingLoop(StageLoop[Any]):

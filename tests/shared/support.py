@@ -10,10 +10,10 @@ from typing import Any
 import zmq
 
 from omnirelay.errors import AddressInUseError
-from shared.messages import StageEvent, TextDelta
-from shared.messages.bounds import DEFAULT_MAX_PAYLOAD_BYTES
+from shared.messages import Role, StageEvent, TextDelta
+from shared.messages.payloads import DEFAULT_MAX_PAYLOAD_BYTES
 from shared.transport.curve import ConnectionGuard, StackContext
-from shared.transport.keys import Keys, Role, load_keys
+from shared.transport.keys import Keys, load_keys
 from shared.transport.queues import PullQueue, PushQueue, Sending
 from tests.support.ports import free_ports
 

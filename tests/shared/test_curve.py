@@ -18,12 +18,13 @@ from shared.messages import (
     STAGES,
     Abort,
     AudioChunk,
+    Role,
     ThinkerInput,
 )
 from shared.messages.payloads import Blob
 from shared.transport.control import MAX_CONTROL_BYTES, ControlClient
 from shared.transport.curve import WELCOME, PeerMetrics
-from shared.transport.keys import Role, load_keys, make_keys
+from shared.transport.keys import load_keys, make_keys
 from shared.transport.queues import PushQueue, Sending
 from shared.transport.routing import PeerQueues
 from shared.transport.sockets import bind

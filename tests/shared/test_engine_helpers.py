@@ -27,7 +27,7 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
-from services.families.qwen2_5_omni.files import FILES, check_files
+from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.families.qwen2_5_omni.voices import load_speakers
 from shared.checkpoints import WEIGHT_INDEX
 from shared.config import ThinkerConfig
@@ -223,19 +223,19 @@ def test_a_speaker_file_that_is_missing_broken_or_harmful_is_refused(tmp_path):
 
 
 def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
-    require_model_files(tiny_checkpoint, FILES, check_files)
+    require_model_files(tiny_checkpoint, QWEN2_5_OMNI.files, QWEN2_5_OMNI.check_files)
     with pytest.raises(
         CheckpointError, match=r"lacks config\.json, preprocessor_config\.json, spk_dict\.pt, \*\."
     ):
-        require_model_files(tmp_path, FILES, check_files)
+        require_model_files(tmp_path, QWEN2_5_OMNI.files, QWEN2_5_OMNI.check_files)
     for path in tiny_checkpoint.iterdir():
         shutil.copy(path, tmp_path)
     (tmp_path / "model.safetensors").rename(tmp_path / "a.safetensors")
-    require_model_files(tmp_path, FILES, check_files)
+    require_model_files(tmp_path, QWEN2_5_OMNI.files, QWEN2_5_OMNI.check_files)
     index = tmp_path / WEIGHT_INDEX
     index.write_text(json.dumps({"weight_map": {"x": "b.safetensors", "y": "a.safetensors"}}))
     with pytest.raises(CheckpointError, match=r"lacks b\.safetensors$"):
-        require_model_files(tmp_path, FILES, check_files)
+        require_model_files(tmp_path, QWEN2_5_OMNI.files, QWEN2_5_OMNI.check_files)
 
 
 @pytest.mark.parametrize(
@@ -253,7 +253,7 @@ def test_every_file_that_a_checkpoint_lacks_is_named(tmp_path, tiny_checkpoint):
 def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
     (tmp_path / WEIGHT_INDEX).write_text(text)
     with pytest.raises(CheckpointError, match="is not an index of weights"):
-        require_model_files(tmp_path, FILES, check_files)
+        require_model_files(tmp_path, QWEN2_5_OMNI.files, QWEN2_5_OMNI.check_files)
 
 
 PRINT_ENVIRONMENT = """

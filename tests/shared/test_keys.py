@@ -11,8 +11,9 @@ import zmq
 import zmq.auth
 
 from omnirelay.errors import ConfigError, OutputError
+from shared.messages import ROLES
 from shared.transport.curve import ConnectionGuard
-from shared.transport.keys import ROLES, load_keys, make_keys, public_file, secret_file
+from shared.transport.keys import load_keys, make_keys, public_file, secret_file
 from shared.transport.wire import VERSION_BYTE, encode
 from tests.shared.support import (
     DEADLINE_S,

@@ -15,7 +15,7 @@ from vllm.platforms.interface import Platform, PlatformEnum, UnspecifiedPlatform
 from omnirelay.errors import StageStartError
 from shared.config import EngineConfig, Precision
 from shared.vllm import gpus, platform
-from shared.vllm.precision import set_float32_precision
+from shared.vllm.platform import set_float32_precision
 
 
 class Rocm(Platform):

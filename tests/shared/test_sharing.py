@@ -16,18 +16,19 @@ from vllm.third_party import pynvml
 
 from omnirelay.errors import ConfigError
 from services.families.family import Paged
-from services.families.placement import placed, share_of
-from services.families.qwen2_5_omni.files import SYNTHESIS
-from services.families.qwen3_omni import QWEN3_OMNI, codec
-from services.families.sizes import (
+from services.families.memory import (
     Model,
     longest,
     need_of,
+    placed,
     position_bytes,
     read_model,
     require_divisible,
     require_one_dtype,
+    share_of,
 )
+from services.families.qwen2_5_omni import QWEN2_5_OMNI
+from services.families.qwen3_omni import QWEN3_OMNI
 from shared.config import Config, load_config
 from shared.devices import Gpu
 from shared.messages import STAGES, StageName
@@ -44,7 +45,7 @@ SEVEN = Model(
         22 * 10**9, {"thinker": 8_930_000_000, "talker": 1_350_000_000, "token2wav": 450_000_000}
     ),
     paged={"thinker": Paged(32_768, 32_256, 3584), "talker": Paged(32_768, 15_872, 3584)},
-    synthesis=SYNTHESIS,
+    synthesis=QWEN2_5_OMNI.synthesis,
 )
 
 
@@ -75,7 +76,7 @@ QWEN3 = Model(
             "talker_config": {"text_config": _released(20, 1024, 16, 2, 384, 6)},
         }
     ),
-    synthesis=codec.SYNTHESIS,
+    synthesis=QWEN3_OMNI.synthesis,
 )
 
 
@@ -83,7 +84,7 @@ THREE = Model(
     dtype="bfloat16",
     weights=Weights(11 * 10**9, {"thinker": 4_703_464_448, "talker": 384_604_928, "token2wav": 449_051_264}),
     paged={"thinker": Paged(32_768, 20_480, 2048), "talker": Paged(32_768, 8_192, 2048)},
-    synthesis=SYNTHESIS,
+    synthesis=QWEN2_5_OMNI.synthesis,
 )
 
 

@@ -12,7 +12,8 @@ import zmq
 
 from omnirelay import Answer, Client, SamplingOverrides, StatusReport
 from omnirelay.errors import OmniRelayError
-from shared.transport.keys import ROLES, load_keys, make_keys
+from shared.messages import ROLES
+from shared.transport.keys import load_keys, make_keys
 from tests.support.garbage import lies, noise, push
 from tests.support.stack import RunningStack, make_config
 

@@ -17,7 +17,7 @@ from gateway.http.encoding.g711 import to_codes
 from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart, VideoPart
 from omnirelay.content import ContentPart
 from omnirelay.events import DoneEvent
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from tests.gateway.caller import calling
 from tests.support.answers import Answer, Reference
 from tests.support.camera import frames, said, video_file

@@ -10,9 +10,9 @@ import numpy as np
 from av.packet import Packet
 from PIL import Image
 
-from gateway.fairness.memory_budget import MemoryBudget
+from gateway.fairness.quota import MemoryBudget
 from gateway.http.encoding.encoders import wav_header
-from gateway.http.realtime.input.video import InputVideo
+from gateway.http.realtime.input.buffers import InputVideo
 from omnirelay.content import MediaPart
 from shared.config import MediaConfig
 from tests.support.media import encode_image, motion, speech

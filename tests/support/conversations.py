@@ -16,7 +16,7 @@ from transformers import Qwen2_5OmniProcessor
 from transformers.image_utils import load_image
 from transformers.video_utils import read_video_pyav
 
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from shared.messages import MediaItem, MediaKind
 from shared.messages.payloads import Blob
 from tests.support.media import Samples, clip, picture, spoken

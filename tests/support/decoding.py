@@ -6,10 +6,8 @@ from typing import Any
 
 import msgspec
 
-from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.decode.process import WORKER
-from services.thinker.media.decoded import Decoded, DecodedAudio, DecodedImage
-from services.thinker.media.limits import DecodeLimits
+from services.thinker.media.decoded import Decoded, DecodedAudio, DecodedImage, DecodeLimits
+from services.thinker.media.decoder import WORKER, MediaDecoder
 
 LIMITS = DecodeLimits(
     max_audio_seconds=60.0,

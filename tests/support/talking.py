@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from omnirelay.errors import OmniRelayError
-from services.families.qwen2_5_omni.talker.family import TALKER
+from services.families.qwen2_5_omni.talker import TALKER
 from services.talker.scheduler import TalkerScheduler
 from services.talker.service import TalkerService
 from shared.config import EngineConfig, TalkerConfig

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import torch
 
 from omnirelay.errors import OmniRelayError, RequestError
-from services.families.qwen2_5_omni.thinker.family import THINKER
+from services.families.qwen2_5_omni.thinker import THINKER
 from services.thinker.family import ThinkerFamily
 from services.thinker.scheduler import ThinkerScheduler
 from services.thinker.service import ThinkerService

@@ -84,7 +84,7 @@ def odd_checkpoint(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFacto
     head = weights["talker.codec_head.weight"]
     pad, end = CODEC_ENDS
     head[[pad, end]] = head[[end, pad]]
-    # The last dimension of the residual stream is one everywhere (checkpoint/language.py).
+    # The last dimension of the residual stream is one everywhere (checkpoint/weights.py).
     for ids, liking in ((_not_in_the_table(directory), 500), ([CODEC_START], 1000)):
         head[ids] = 0
         head[ids, -1] = liking

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from omnirelay.errors import StageStartError
-from services.families.qwen2_5_omni.talker.family import TALKER
+from services.families.qwen2_5_omni.talker import TALKER
 from services.talker import engine as talker_engine
-from services.talker.warm_up import warm_up
+from services.talker.engine import warm_up
 from shared.config import EngineConfig, TalkerConfig
 from shared.vllm.sampling.drawing import DrawProcessor
 from tests.support.answers import Reference

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media.decoder import MediaDecoder
 from tests.support.decoding import decoding
 from tests.support.edges import MakeEdge
 from tests.support.thinking import MakeThinker, ThinkerRig, fresh, kept_thinkers

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from gateway.http.encoding.encoders import make_encoder
 from omnirelay.errors import MediaError, MediaTooLargeError
-from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedAudio, Samples
+from services.thinker.media.decoder import MediaDecoder
 from tests.support.decoding import LIMITS, decoding
 from tests.support.media import SENTENCE, clip, encode_audio, picture, speech, spoken
 

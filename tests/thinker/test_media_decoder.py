@@ -19,10 +19,9 @@ import pytest
 from PIL import Image
 
 from omnirelay.errors import MediaError, MediaTooLargeError
-from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.decode.pipe import MAX_HEADER_BYTES, STARTS, DecodeJob, Pipe
-from services.thinker.media.decode.process import WORKER
 from services.thinker.media.decoded import DecodedAudio, DecodedImage
+from services.thinker.media.decoder import WORKER, MediaDecoder
+from services.thinker.media.pipe import MAX_HEADER_BYTES, STARTS, DecodeJob, Pipe
 from tests.support.children import Child
 from tests.support.decoding import LIMITS, decoding, limits, nbytes
 from tests.support.media import clip, encode_image, picture, spoken
@@ -78,7 +77,7 @@ def children() -> list[psutil.Process]:
 
 
 def only_child() -> psutil.Process:
-    (child,) = [child for child in children() if "services.thinker.media.decode.worker" in child.cmdline()]
+    (child,) = [child for child in children() if "services.thinker.media.worker" in child.cmdline()]
     return child
 
 
@@ -246,7 +245,7 @@ def test_a_file_that_takes_too_long_is_refused_and_the_next_is_not():
 )
 def test_a_child_that_hangs_or_does_not_get_ready_is_killed(monkeypatch: pytest.MonkeyPatch, script, told):
     if not script.startswith("start"):
-        monkeypatch.setattr("services.thinker.media.decode.process._START_S", 0.1)
+        monkeypatch.setattr("services.thinker.media.decoder._START_S", 0.1)
     with decoding(fake(script), timeout_s=0.2) as decoder:
         with pytest.raises(MediaError, match=told):
             decoder.decode("image", slow_picture() * 10, name="image 1")
@@ -266,7 +265,7 @@ def test_a_file_that_needs_too_much_memory_is_refused_and_the_next_is_not():
 
 
 def test_a_child_that_does_not_end_is_killed(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("services.thinker.media.decode.process._END_S", 0.2)
+    monkeypatch.setattr("services.thinker.media.decoder._END_S", 0.2)
     script = "start(); read(); say({'type': 'refused', 'reason': 'invalid', 'message': 'x'}); time.sleep(600)"
     with decoding(fake(script)) as decoder:
         with pytest.raises(MediaError, match="audio 1: x"):
@@ -382,7 +381,7 @@ def test_what_a_child_sends_is_what_comes_out():
 PARENT = """
 import os, signal
 from omnirelay.errors import MediaError
-from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media.decoder import MediaDecoder
 from shared.messages import MediaKind
 from tests.support.decoding import LIMITS
 decoder = MediaDecoder(LIMITS)

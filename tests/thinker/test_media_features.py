@@ -17,7 +17,7 @@ from transformers.models.qwen2_5_omni.modeling_qwen2_5_omni import Qwen2_5OmniAu
 from vllm.multimodal.inputs import MultiModalFieldConfig, MultiModalKwargsItem, MultiModalKwargsItems
 
 from omnirelay.errors import MediaError
-from services.families.qwen_media.features import (
+from services.families.qwen_media.media import (
     FeatureExtractor,
     Features,
     Piece,

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnirelay.errors import MediaError
-from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedAudio, DecodedImage, DecodedVideo
+from services.thinker.media.decoder import MediaDecoder
 from shared.messages import MEDIA_KINDS, MediaKind
 from tests.support.decoding import decoding, nbytes
 from tests.support.media import (

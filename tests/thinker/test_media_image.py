@@ -9,8 +9,8 @@ import pytest
 from PIL import Image
 
 from omnirelay.errors import MediaError, MediaTooLargeError
-from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedImage, Pixels
+from services.thinker.media.decoder import MediaDecoder
 from shared.vllm.torchvision_compat import declare_missing_operators
 from tests.support.decoding import decoding
 from tests.support.media import animate, drawing, encode_image, motion, picture, spoken

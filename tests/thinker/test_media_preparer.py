@@ -12,12 +12,12 @@ from unittest import mock
 
 import psutil
 import pytest
+from vllm.inputs import MultiModalInput
 
 from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
-from services.families.qwen_media.features import FeatureExtractor
-from services.families.qwen_media.media import QwenMedia
-from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.preparer import MediaPreparer, Outcome
+from services.families.qwen_media.media import FeatureExtractor
+from services.thinker.media.decoder import MediaDecoder
+from services.thinker.media.preparer import MediaPreparer
 from shared.config import MediaConfig
 from shared.messages import ThinkRequest
 from tests.support.conversations import Conversation, Item, Processor, asks
@@ -40,7 +40,7 @@ def request_of(name: str, conversation: Conversation, processor: Processor, **op
 def preparer_of(rig: ThinkerRig, **limits: Any) -> Iterator[MediaPreparer]:
     """A preparer of its own, with the rig's engine to make features."""
     config = MediaConfig(**limits)
-    rules = QwenMedia(FeatureExtractor(rig.engine))
+    rules = FeatureExtractor(rig.engine)
     preparer = MediaPreparer(rules, config, rig.service.limits.max_positions)
     try:
         yield preparer
@@ -48,12 +48,12 @@ def preparer_of(rig: ThinkerRig, **limits: Any) -> Iterator[MediaPreparer]:
         preparer.close()
 
 
-def wait_for(preparer: MediaPreparer, seconds: float = PREPARED_S) -> list[Outcome]:
-    """The next outcomes; none after so many seconds."""
+def wait_for(preparer: MediaPreparer, seconds: float = PREPARED_S) -> dict[str, MultiModalInput]:
+    """The next prompts, by request; none after so many seconds."""
     readable, _, _ = select.select([preparer.wake_fd], [], [], seconds)
     if readable:
         os.eventfd_read(preparer.wake_fd)
-    return preparer.take()
+    return {request.request_id: prepared.result() for request, prepared in preparer.take()}
 
 
 @contextmanager
@@ -189,8 +189,7 @@ def test_a_file_is_decoded_once_where_there_is_a_cache(
         digests = set()
         for name in "abc":
             preparer.submit(request_of(name, same, processor))
-            (outcome,) = wait_for(preparer)
-            digests |= set(outcome.prompt["mm_hashes"]["image"])
+            digests |= set(wait_for(preparer)[name]["mm_hashes"]["image"])
         assert (calls.call_count, len(digests)) == (times, 1)
 
 
@@ -209,12 +208,12 @@ def test_requests_wait_while_too_much_is_held_and_may_be_released(
     with preparer_of(thinker, max_held_bytes=1, decoders=1) as preparer:
         for name in "abc":
             preparer.submit(request_of(name, new_picture(), processor))
-        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["a"]
+        assert list(wait_for(preparer)) == ["a"]
         assert preparer.held_bytes > 0
-        assert wait_for(preparer, seconds=0.2) == []
+        assert wait_for(preparer, seconds=0.2) == {}
         preparer.release("b")
         preparer.release("a")
-        assert [outcome.request.request_id for outcome in wait_for(preparer)] == ["c"]
+        assert list(wait_for(preparer)) == ["c"]
         preparer.release("c")
         assert preparer.held_bytes == 0
 

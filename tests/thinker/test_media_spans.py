@@ -16,8 +16,7 @@ from vllm.multimodal.inputs import (
 )
 
 from omnirelay.errors import InvalidRequestError
-from services.families.qwen_media.features import Features, Piece, Windows, alternating
-from services.families.qwen_media.media import QwenMediaItem, lay_out
+from services.families.qwen_media.media import Features, Piece, QwenMediaItem, Windows, alternating, lay_out
 from services.families.qwen_media.spans import Clock, Marks, prompt_positions
 from services.thinker.media.rules import check_placeholders
 from shared.messages import MediaItem, MediaKind

@@ -16,12 +16,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from omnirelay.errors import MediaError, MediaTooLargeError
-from services.thinker.media.decode.decoder import MediaDecoder
+from services.thinker.media import video as animation
+from services.thinker.media.container import MediaFile
 from services.thinker.media.decoded import DecodedAudio, DecodedVideo, Pixels
-from services.thinker.media.files import animation
-from services.thinker.media.files.container import MediaFile
-from services.thinker.media.files.sampling import sample_frames
-from services.thinker.media.files.video import decode_frames
+from services.thinker.media.decoder import MediaDecoder
+from services.thinker.media.video import decode_frames, sample_frames
 from shared.vllm.torchvision_compat import declare_missing_operators
 from tests.support.decoding import LIMITS, decoding, limits
 from tests.support.media import (

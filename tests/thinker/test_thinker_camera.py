@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from services.thinker.media.decode.decoder import MediaDecoder
 from services.thinker.media.decoded import DecodedVideo
+from services.thinker.media.decoder import MediaDecoder
 from tests.support.answers import Reference
 from tests.support.camera import as_sent, frames, said, video_file
 from tests.support.conversations import Item, Processor, asks

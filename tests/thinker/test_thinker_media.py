@@ -367,12 +367,12 @@ def test_prompts_and_media_of_another_salt_are_not_found(
     found, decoded = {}, {}
     for name, salt in (("alice", "key alice"), ("bob", "key bob"), ("nobody", None), ("again", "key bob")):
         metrics = rig.service._preparer.metrics
-        before = sum(metrics.items(kind, "decoded")._value.get() for kind in kinds)
+        before = sum(metrics.items[kind, "decoded"]._value.get() for kind in kinds)
         with encoder_calls(rig) as calls:
             rig.run(msgspec.structs.replace(asked, request_id=name, cache_salt=salt))
         usage = rig.usage(name)
         found[name] = usage.cached_tokens > 0
-        after = sum(metrics.items(kind, "decoded")._value.get() for kind in kinds)
+        after = sum(metrics.items[kind, "decoded"]._value.get() for kind in kinds)
         decoded[name] = after - before
         assert (calls["vision"] == 0) == found[name]
     assert found == {"alice": True, "bob": False, "nobody": False, "again": True}

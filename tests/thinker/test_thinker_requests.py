@@ -20,7 +20,7 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
-from services.families.qwen2_5_omni.thinker.family import THINKER, end_token_ids
+from services.families.qwen2_5_omni.thinker import THINKER, end_token_ids
 from services.thinker.engine import speech_writer
 from shared.messages import ThinkRequest, gateway_of
 from tests.support.answers import Reference, random_prompt

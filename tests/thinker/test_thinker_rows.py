@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch.profiler import ProfilerActivity, profile
 
-from services.families.qwen2_5_omni.thinker.track import QwenTrackWriter
+from services.families.qwen2_5_omni.thinker import QwenTrackWriter
 from shared.vllm.tensors import POSITIONS
 from tests.support.answers import Reference, random_prompt
 from tests.support.http import Change

@@ -9,7 +9,7 @@ import torch
 from torch._dynamo.utils import counters
 
 from omnirelay.errors import InvalidRequestError, OmniRelayError
-from services.thinker.grammars import compiler
+from services.thinker import grammars as compiler
 from shared.messages import TextDelta
 from tests.support.answers import Reference, random_prompt
 from tests.support.thinking import ThinkerRig, thinker_request

@@ -13,10 +13,9 @@ from vllm.v1.structured_output.utils import apply_grammar_bitmask
 from vllm.v1.worker import gpu_model_runner
 
 from omnirelay.errors import StageStartError
-from services.families.qwen2_5_omni.thinker.family import THINKER
-from services.families.qwen2_5_omni.thinker.model import SpeakingThinker
+from services.families.qwen2_5_omni.thinker import THINKER, SpeakingThinker
 from services.thinker import engine as thinker_engine
-from services.thinker.warm_up import warm_up
+from services.thinker.engine import warm_up
 from shared.config import MediaConfig, ThinkerConfig, ThinkerEngineConfig
 from shared.vllm.sampling.drawing import DrawProcessor
 from tests.support.answers import random_prompt

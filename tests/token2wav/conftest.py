@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
+from services.families.qwen2_5_omni.token2wav.model import TOKEN2WAV
 from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer
 from services.token2wav.engine import SynthesisEngine, build_token2wav
 from services.token2wav.model import SynthesisPooler

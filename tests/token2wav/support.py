@@ -11,10 +11,11 @@ import torch
 from safetensors.torch import save_file
 from transformers import Qwen2_5OmniConfig, Qwen2_5OmniToken2WavConfig, Qwen2_5OmniToken2WavModel
 
+from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner
 from services.families.qwen2_5_omni.token2wav.noise import initial_noise
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverSynthesizer, SolverWork
+from services.token2wav.chunks import AudioStream, SynthesisChunk
 from services.token2wav.engine import SynthesisEngine
-from services.token2wav.stream import AudioStream
-from services.token2wav.synthesis import SynthesisChunk
 from shared.config import Precision, SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.messages import Sampling, SpeechSettings
 
@@ -52,11 +53,11 @@ class Oracle:
             "speaker": "Ethan",
             "is_last": True,
         }
-        solver = {name: changes.pop(name) for name in changes.keys() & SynthesisConfig.model_fields.keys()}
-        return SynthesisChunk(**(values | changes), config=SynthesisConfig(**solver))
+        return SynthesisChunk(**(values | changes))
 
     @torch.no_grad()
-    def waveform(self, chunk: SynthesisChunk) -> torch.Tensor:
+    def waveform(self, chunk: SynthesisChunk, **solver) -> torch.Tensor:
+        settings = SynthesisConfig(**solver)
         voice = self.speakers[chunk.speaker]
         config = self.model.config.dit_config
         noise = initial_noise(chunk.seed, len(chunk.codes) * config.repeats, config.mel_dim)
@@ -65,9 +66,9 @@ class Oracle:
                 torch.tensor([chunk.codes]),
                 conditioning=voice["cond"],
                 reference_mel=voice["ref_mel"],
-                num_steps=chunk.config.time_points,
-                guidance_scale=chunk.config.guidance_scale,
-                sway_coefficient=chunk.config.sway_coefficient,
+                num_steps=settings.time_points,
+                guidance_scale=settings.guidance_scale,
+                sway_coefficient=settings.sway_coefficient,
             )
 
     def check(self, results: Mapping[str, torch.Tensor | None], chunks: Mapping[str, SynthesisChunk]) -> None:
@@ -200,6 +201,24 @@ def pooler_of(engine: SynthesisEngine) -> Any:
     return runner_of(engine).model.pooler
 
 
+@contextmanager
+def solving(engine: SynthesisEngine, **changes) -> Iterator[None]:
+    """Let an engine's solver have other settings."""
+    pooler = pooler_of(engine)
+    own = pooler.synthesizer
+    config = own._work.config.model_copy(update=changes)
+    work = SolverWork(own._work.geometry, config)
+    conditioner = Conditioner(own._dit, own._conditioner._speakers, config)
+    made = SolverSynthesizer(own._dit, own._vocoder, conditioner, work)
+    with (
+        mock.patch.object(pooler, "_of_model", (made,)),
+        mock.patch.object(own._dit, "guidance_scale", config.guidance_scale),
+        mock.patch.object(engine, "_work", work),
+        mock.patch.object(engine.scheduler, "work", work),
+    ):
+        yield
+
+
 def spoken(seed: int, sizes: Sequence[int] = (), speaker: str = "Ethan") -> SpeechSettings:
     """What a stream is to sound like, and how it is cut."""
     sampling = Sampling(max_tokens=1)
@@ -211,12 +230,10 @@ def stream_of(
     codes: Sequence[int],
     seed: int,
     sizes: Sequence[int] = (),
-    *,
-    guidance_scale: float = 0.5,
     max_blocks: int = 8,
 ) -> AudioStream:
     """A stream whose ids are all there."""
-    config = SynthesisConfig(guidance_scale=guidance_scale, max_chunk_blocks=max_blocks)
+    config = SynthesisConfig(max_chunk_blocks=max_blocks)
     stream = AudioStream(spoken(seed, sizes), config, engine.geometry)
     stream.extend(codes)
     stream.end()

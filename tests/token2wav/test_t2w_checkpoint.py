@@ -7,12 +7,12 @@ from vllm.config import set_current_vllm_config
 
 from omnirelay.errors import CheckpointError, InvalidRequestError
 from services.families.qwen2_5_omni.token2wav.conditioning import check_speakers
-from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV, geometry
-from services.families.qwen2_5_omni.token2wav.model import Token2WavForSynthesis
+from services.families.qwen2_5_omni.token2wav.model import TOKEN2WAV, Token2WavForSynthesis
+from services.families.qwen2_5_omni.token2wav.synthesizer import SolverWork
 from services.families.qwen2_5_omni.voices import load_speakers
 from services.token2wav.chunks import CodecGeometry
 from services.token2wav.engine import build_token2wav
-from shared.config import Token2WavConfig
+from shared.config import SynthesisConfig, Token2WavConfig
 
 GOOD = {"cond": torch.zeros(1, 16), "ref_mel": torch.zeros(1, 30, 80), "bos_token": 5}
 
@@ -62,7 +62,7 @@ def test_engine_needs_a_checkpoint(tmp_path):
 )
 def test_bad_codes_are_refused(oracle, codes, problem):
     with pytest.raises(InvalidRequestError, match=problem):
-        geometry(oracle.model.config).check_codes(codes)
+        SolverWork.of(oracle.model.config, SynthesisConfig()).geometry.check_codes(codes)
 
 
 def test_codes_that_are_no_whole_frames_are_refused():

@@ -11,7 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from omnirelay.errors import StageFailedError, UnknownSpeakerError
 from services.token2wav.engine import ChunkOutcome
 from services.token2wav.family import Budget
-from tests.token2wav.support import MAX_BATCH_FRAMES, MAX_VOCODER_FRAMES, counting, run_all
+from tests.token2wav.support import MAX_BATCH_FRAMES, MAX_VOCODER_FRAMES, counting, run_all, solving
 
 TOLERANCE = 1e-4
 TWO_PIECES = MAX_VOCODER_FRAMES // 2 + 5
@@ -115,11 +115,12 @@ def test_a_newcomer_does_not_wait_for_all_pieces_of_a_long_chunk(oracle, idle, s
     assert made == [{1}, {2}, {1}, {1}, {1}]
 
 
-def test_what_begins_with_audio_is_held_to_the_budget_as_it_joins(oracle, idle, synthesizer):
-    for seed in range(5):
-        idle.submit_chunk(str(seed), oracle.chunk(20, seed=seed, time_points=2))
+def test_what_begins_with_audio_is_held_to_the_budget_as_it_joins(oracle, idle, pooler):
     results: dict[str, torch.Tensor] = {}
-    made = audio_of_steps(idle, synthesizer, results)
+    with solving(idle, time_points=2):
+        for seed in range(5):
+            idle.submit_chunk(str(seed), oracle.chunk(20, seed=seed))
+        made = audio_of_steps(idle, pooler.synthesizer, results)
     # 40 frames each.
     assert [len(frames) for frames in made if frames] == [2, 2, 1]
     assert results.keys() == set("01234")
@@ -154,7 +155,7 @@ def test_no_step_exceeds_a_budget_and_nobody_waits_longer_than_all_others_take(
     scheduler, total = idle.scheduler, 12
     for number in range(total):
         codes, due = chance.choice((1, 5, 24, 60, 150)), now + chance.uniform(-5, 5)
-        idle.submit_chunk(str(number), oracle.chunk(codes, seed=number, due=due, time_points=6))
+        idle.submit_chunk(str(number), oracle.chunk(codes, seed=number, due=due))
     ended: list[str] = []
     left_out: Counter[str] = Counter()
     while idle.has_work:

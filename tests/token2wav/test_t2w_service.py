@@ -18,10 +18,10 @@ from omnirelay.errors import (
     StageFailedError,
     UnknownSpeakerError,
 )
-from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
+from services.families.qwen2_5_omni.token2wav.model import TOKEN2WAV
+from services.token2wav.chunks import SynthesisChunk
 from services.token2wav.engine import SynthesisEngine
 from services.token2wav.service import Token2WavService
-from services.token2wav.synthesis import SynthesisChunk
 from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfig
 from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
 from shared.messages.payloads import Blob

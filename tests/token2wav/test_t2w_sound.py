@@ -10,10 +10,10 @@ import torch
 from numpy.typing import NDArray
 
 from services.families.qwen2_5_omni.token2wav.dit import HalfLinear
-from services.families.qwen2_5_omni.token2wav.family import TOKEN2WAV
+from services.families.qwen2_5_omni.token2wav.model import TOKEN2WAV
 from services.token2wav import engine as token2wav_engine
+from services.token2wav.chunks import AudioStream
 from services.token2wav.engine import SynthesisEngine, build_token2wav
-from services.token2wav.stream import AudioStream
 from shared.config import SynthesisConfig
 from tests.token2wav.support import MAX_BATCH_FRAMES, Oracle, config_of, run_all, runner_of, spoken
 

@@ -13,8 +13,8 @@ import yaml
 
 from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.ending import END_S
-from shared.messages import STAGES
-from shared.transport.keys import ROLES, public_file, secret_file
+from shared.messages import ROLES, STAGES
+from shared.transport.keys import public_file, secret_file
 from tests.support.children import ROOT
 from tests.support.kubernetes import COMPONENT, PROCESSES, VARIANTS, Rendered, Resource, kustomize, memory
 

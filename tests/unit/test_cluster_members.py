@@ -11,7 +11,8 @@ from omnirelay.status import GatewayStatus, StageLoad, StageState, StageStatus
 from ops.cluster import commands
 from ops.cluster.autoscaling import Autoscaler, Bounds, StackSample, StageSample
 from ops.cluster.members import Member, Placed, Report, State, member, sample_of
-from ops.cluster.plan import Kind, kind_of
+from ops.cluster.plan import kind_of
+from shared.messages import Role
 
 
 def placed(
@@ -21,7 +22,7 @@ def placed(
     return Placed(name, kind(name), "ab" * 28, host, report)
 
 
-def kind(name: str) -> Kind:
+def kind(name: str) -> Role:
     found = kind_of(name)
     assert found is not None
     return found

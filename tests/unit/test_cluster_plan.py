@@ -12,9 +12,10 @@ import yaml
 from omnirelay.cli.main import build_parser, main
 from omnirelay.errors import ConfigError
 from ops.cluster import keys, plan
-from ops.cluster.arguments import replicas
-from ops.cluster.gateway import read_underruns
+from ops.cluster.members import read_underruns
+from ops.commands import replicas
 from shared.config import Config, GatewayAddresses, load_config
+from shared.messages import ROLES
 from shared.transport.keys import load_keys
 from tests.support.children import Child
 from tests.support.processes import wait_until
@@ -172,7 +173,7 @@ def test_actors_of_others_are_left_alone(name: str, kind: str | None):
 
 def test_each_process_gets_its_own_secret_alone(tmp_path: Path):
     made = keys.gather(config())
-    for kind in plan.KINDS:
+    for kind in ROLES:
         own = keys.keys_for(kind, made)
         assert [name for name in own if name.endswith("_secret")] == [f"{kind}.key_secret"]
         directory = tmp_path / kind

@@ -1,4 +1,4 @@
-"""Middleware of the HTTP servers: the access log, and checks that can refuse a request."""
+"""Middleware of the HTTP servers: plain paths, the access log, and checks that can refuse a request."""
 
 import logging
 import re
@@ -110,3 +110,20 @@ def _own_id(scope: Scope) -> str | None:
     headers = Headers(scope=scope)
     own = headers.get("x-client-request-id") or headers.get("x-request-id") or ""
     return own if OWN_ID.fullmatch(own) else None
+
+
+_SLASHES: Final = re.compile("//+")
+
+
+class PlainPaths:
+    """Reads ``//v1/models/`` as ``/v1/models``."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass a request on."""
+        if scope["type"] in ("http", "websocket"):
+            path = _SLASHES.sub("/", scope["path"])
+            scope["path"] = path.rstrip("/") or "/"
+        await self._app(scope, receive, send)

@@ -1,4 +1,4 @@
-"""The check of API keys."""
+"""Who sends a request: the check of API keys, and of what trusted proxies say."""
 
 from typing import Final
 
@@ -6,10 +6,10 @@ from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from gateway.access.access import Access
-from gateway.access.clients import NO_KEY, Principal
-from gateway.access.ephemeral import PREFIX, EphemeralKey
-from gateway.access.places import Place
-from omnirelay.errors import UnauthenticatedError
+from gateway.access.account import NO_KEY, Principal
+from gateway.access.api_keys import EPHEMERAL_PREFIX, EphemeralKey
+from gateway.access.places import Place, Proxies, holder_of
+from omnirelay.errors import BusyError, UnauthenticatedError
 from shared.http.protocol import PLACE
 
 OPEN_PATHS: Final = frozenset({"/", "/docs", "/health", "/livez", "/openapi.json", "/readyz", "/version"})
@@ -37,7 +37,7 @@ def check_key(access: Access, scope: Scope) -> None:
     # Without keys a client is its address; a WebSocket, which is long-lived, is one of its own.
     peer = f"{host}:{port}" if scope["type"] == "websocket" else host
     key = _key(scope)
-    if key is not None and key.startswith(PREFIX):
+    if key is not None and key.startswith(EPHEMERAL_PREFIX):
         client = _client_of_ephemeral(access, key, peer, scope)
     else:
         client = access.client(key, peer)
@@ -93,3 +93,22 @@ def _key(scope: Scope) -> str | None:
 
 def _only(values: list[str]) -> str:
     return values[0] if len(values) == 1 else ""
+
+
+RETRY_MS: Final = 1000
+
+
+def check_forwarded(proxies: Proxies, scope: Scope) -> None:
+    """Take the client's address from ``X-Forwarded-For`` if a trusted proxy sent the request.
+
+    Raises:
+        BusyError: That address has too many connections.
+    """
+    peer, port = scope.get("client") or ("", 0)
+    if peer not in proxies:
+        return
+    address = proxies.client(Headers(scope=scope).getlist("x-forwarded-for"))
+    if address is not None:
+        scope["client"] = (address, port)
+        if not move(scope, holder_of(address)):
+            raise BusyError("too many connections of this address are open", RETRY_MS)

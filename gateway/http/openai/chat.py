@@ -1,8 +1,9 @@
 """``/v1/chat/completions``."""
 
+import asyncio
 import binascii
 import time
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import count
@@ -11,15 +12,17 @@ from typing import Any, Final
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import HttpAnswer, begin, finish_reason, start_delay, tokens_of, usage_of
-from gateway.http.context import HttpContext
+from gateway.http.answer import HttpAnswer, begin, finish_reason, reading, start_delay, tokens_of, usage_of
+from gateway.http.context import Api, HttpContext
+from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
-from gateway.http.openai.choices import stream_of, whole_of
 from gateway.http.openai.kept_answers import KeptAnswers
+from gateway.http.openai.messages import call_object
 from gateway.http.openai.strings import parse
-from gateway.http.openai.tools import call_object
+from gateway.http.streams import EventStream
 from omnirelay.events import AcceptedEvent, AudioEvent, CodecEvent, DoneEvent, Event, TextEvent
 from omnirelay.protocol import GenerateRequest, partial_fields
+from omnirelay.tasks import all_of
 from omnirelay.tools import Call
 
 NAMES: Final[Mapping[str, str | None]] = {
@@ -36,11 +39,11 @@ MAX_SPOKEN_BYTES: Final = 4 * 2**20
 """Texts of earlier spoken answers that are kept, of all clients together."""
 
 
-class ChatApi:
+class ChatApi(Api):
     """The endpoint."""
 
     def __init__(self, context: HttpContext) -> None:
-        self._context = context
+        super().__init__(context)
         # Their texts: the thinker's prompt has no audio of its own answers.
         self._spoken = KeptAnswers[str](MAX_SPOKEN_BYTES)
 
@@ -247,3 +250,72 @@ class Completion:
 def usage_of_chat(done: DoneEvent) -> dict[str, Any]:
     """Build ``usage`` with a chat's names."""
     return usage_of(done, "prompt", "completion", "tokens_details")
+
+
+Chunks = AsyncGenerator[dict[str, Any], None]
+
+
+def stream_of(context: HttpContext, answers: Sequence[HttpAnswer], streams: Sequence[Chunks]) -> EventStream:
+    """Build the response that streams the chunks of all choices."""
+    stream = merged(streams) if len(streams) > 1 else streams[0]
+    return EventStream(stream, answers, context.told)
+
+
+async def whole_of(
+    request: Request,
+    answers: Sequence[HttpAnswer],
+    wholes: Sequence[Coroutine[Any, Any, dict[str, Any]]],
+) -> Response:
+    """Wait for all choices, and build the response of them; ClientGoneError if the client disconnects."""
+    async with reading(request.receive, *answers):
+        return json_response(joined(await all_of(wholes)), headers=answers[0].headers)
+
+
+def joined(objects: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return whole answers of one choice each as one of all choices."""
+    choices = [{**each["choices"][0], "index": at} for at, each in enumerate(objects)]
+    return {**objects[0], "choices": choices, "usage": summed([each["usage"] for each in objects])}
+
+
+def summed(usages: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a chat's ``usage`` of all choices: the prompt counts once, as in OpenAI's API."""
+    details = [usage["completion_tokens_details"] for usage in usages]
+    written = sum(usage["completion_tokens"] for usage in usages)
+    return {
+        **usages[0],
+        "completion_tokens": written,
+        "total_tokens": usages[0]["prompt_tokens"] + written,
+        "completion_tokens_details": {name: sum(each[name] for each in details) for name in details[0]},
+    }
+
+
+async def merged(streams: Sequence[Chunks]) -> Chunks:
+    """Yield the chunks of all choices as they come, under one id; the usage, which ends each, is summed.
+
+    Raises:
+        OmniRelayError: A choice failed; the others are not waited for.
+    """
+    head: dict[str, Any] = {}
+    ends: list[dict[str, Any]] = []
+    coming = {asyncio.ensure_future(anext(stream, None)): at for at, stream in enumerate(streams)}
+    try:
+        while coming:
+            done, _ = await asyncio.wait(coming, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=coming.__getitem__):
+                at, chunk = coming.pop(task), task.result()
+                if chunk is None:
+                    continue
+                coming[asyncio.ensure_future(anext(streams[at], None))] = at
+                head = head or {name: chunk[name] for name in ("id", "created")}
+                if chunk["choices"]:
+                    yield {**chunk, **head, "choices": [{**each, "index": at} for each in chunk["choices"]]}
+                else:
+                    ends.append(chunk)
+        if ends:
+            yield {**ends[0], **head, "usage": summed([each["usage"] for each in ends])}
+    finally:
+        for task in coming:
+            task.cancel()
+        await asyncio.gather(*coming, return_exceptions=True)
+        for stream in streams:
+            await stream.aclose()

@@ -9,12 +9,11 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin, finish_reason
-from gateway.http.context import HttpContext
+from gateway.http.context import Api
 from gateway.http.fields import convert
 from gateway.http.openai.chat import NAMES as CHAT_NAMES
-from gateway.http.openai.chat import usage_of_chat
+from gateway.http.openai.chat import stream_of, usage_of_chat, whole_of
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
-from gateway.http.openai.choices import stream_of, whole_of
 from gateway.http.openai.strings import Body, parse
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.events import DoneEvent, TextEvent
@@ -67,11 +66,8 @@ def read_completion(body: Body, max_text_tokens: int) -> tuple[ChatAnswerOptions
     return options, msgspec.structs.replace(request, messages=[], prompt_text=text, prompt_token_ids=ids)
 
 
-class CompletionsApi:
+class CompletionsApi(Api):
     """The endpoint."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Continue a text; errors are those of :func:`gateway.http.answer.begin`."""

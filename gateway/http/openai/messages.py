@@ -1,17 +1,50 @@
-"""Messages of a chat in OpenAI's and vLLM's form, converted to the gateway's."""
+"""Messages of a chat in OpenAI's and vLLM's form, and calls in them, converted to the gateway's."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Annotated, Any, Final, get_args
+from typing import Annotated, Any, Final, Literal, get_args
 
 import msgspec
 from msgspec import Meta
 
 from gateway.http.fields import convert_given
 from gateway.http.openai.strings import LongStrings
-from gateway.http.openai.tools import PastCall, PastFunction
+from gateway.input.tools import BEGIN, END
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, Role, TextPart, VideoPart
 from omnirelay.errors import InvalidRequestError, UnsupportedError
-from omnirelay.tools import MAX_TOOLS, result_text
+from omnirelay.tools import MAX_TOOLS, Call, result_text
+
+
+class PastFunction(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A function that was called."""
+
+    name: str
+    arguments: str
+
+    @property
+    def text(self) -> str:
+        """The call as the model wrote it."""
+        try:
+            arguments: Any = msgspec.Raw(msgspec.json.encode(msgspec.json.decode(self.arguments)))
+        except (msgspec.DecodeError, RecursionError):
+            arguments = self.arguments
+        call = msgspec.json.encode({"name": self.name, "arguments": arguments}).decode()
+        return f"{BEGIN}\n{call}\n{END}"
+
+
+class PastCall(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A call in an earlier message."""
+
+    function: PastFunction
+    id: str = ""
+    type: Literal["function"] = "function"
+    index: Any = None
+
+
+def call_object(request_id: str, number: int, call: Call) -> dict[str, Any]:
+    """Build OpenAI's form of a call, the first of which has number 0."""
+    function: Mapping[str, str] = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{request_id}_{number}", "type": "function", "function": function}
+
 
 ROLES: Final[Mapping[str, Role]] = {
     "system": "system",

@@ -5,15 +5,12 @@ from typing import Any
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.context import HttpContext
+from gateway.http.context import Api
 from gateway.http.errors import json_response
 
 
-class ModelsApi:
+class ModelsApi(Api):
     """The endpoints."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def list(self, _request: Request) -> Response:
         """Answer the list of models."""

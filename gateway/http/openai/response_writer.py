@@ -8,7 +8,7 @@ from typing import Any
 
 from gateway.http.answer import HttpAnswer, finish_reason, tokens_of, usage_of
 from gateway.http.openai.chat_request import ChatAnswerOptions
-from gateway.http.openai.tools import call_object
+from gateway.http.openai.messages import call_object
 from omnirelay.events import DoneEvent, TextEvent
 from omnirelay.tools import Call
 

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin, reading
-from gateway.http.context import HttpContext
+from gateway.http.context import Api, HttpContext
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
@@ -191,11 +191,11 @@ def _chat(fields: ResponseFields) -> dict[str, Any]:
     }
 
 
-class ResponsesApi:
+class ResponsesApi(Api):
     """The endpoint, and what it keeps of its responses."""
 
     def __init__(self, context: HttpContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._kept = KeptAnswers[Sequence[ChatMessage]](MAX_KEPT_BYTES)
 
     async def create(self, request: Request) -> Response:

@@ -1,16 +1,14 @@
 """WebSockets on ``/v1/responses``: one response after the other, each as its events."""
 
 import asyncio
-import logging
 from functools import partial
 from typing import Any, Final
 
-import msgspec
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from gateway.http.answer import HttpAnswer
 from gateway.http.body import parsed, read_object, size_of
-from gateway.http.connection import ClientGoneError, received, send_text
+from gateway.http.connection import NORMAL, JsonSocket
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of, status_of
 from gateway.http.guards.keys import client_of
@@ -26,9 +24,6 @@ MAX_WAITING: Final = 1
 """Messages that wait for the response to an earlier one; further ones are not read before."""
 MAX_CANCEL: Final = 1024
 """Characters of an event that cancels."""
-NORMAL: Final = 1000
-
-log = logging.getLogger(__name__)
 
 
 class ResponsesSocket:
@@ -41,43 +36,30 @@ class ResponsesSocket:
 
     async def serve(self, socket: WebSocket) -> None:
         """Answer responses one after the other, until the client disconnects or is idle."""
-        await socket.accept()
-        connection = _Connection(socket, self._context, self._api)
-        try:
-            await first_of(connection.read(self._idle_s), connection.answer())
-        except (ClientGoneError, WebSocketDisconnect) as error:
-            log.debug("a client of /v1/responses disconnected: %s", error)
-        finally:
-            connection.hold.release()
+        await _Connection(socket, self._context, self._idle_s, self._api).serve()
 
 
-class _Connection:
-    """One client: what it asked for, and the response that is being generated.
+class _Connection(JsonSocket):
+    """One client: what it asked for, and the response that is being generated."""
 
-    Attributes:
-        hold: The memory of the messages that are not yet requests; must be released.
-    """
-
-    def __init__(self, socket: WebSocket, context: HttpContext, api: ResponsesApi) -> None:
-        self._socket = socket
-        self._context = context
+    def __init__(self, socket: WebSocket, context: HttpContext, idle_s: float, api: ResponsesApi) -> None:
+        super().__init__(socket, context, idle_s)
         self._api = api
         self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
         self._answering = asyncio.Lock()
-        self.hold: Final = context.gateway.held.of(context.share(socket))
         self._current: HttpAnswer | None = None
 
-    async def read(self, idle_s: float) -> None:
+    async def _converse(self) -> None:
+        await first_of(self._read(), self._answer())
+
+    async def _read(self) -> None:
         """Take messages until the client disconnects, or is idle."""
         while True:
             try:
-                message = await received(self._socket, idle_s, self._answering.locked)
+                text = await self._next(self._answering.locked)
             except TimeoutError:
                 await self._socket.close(NORMAL, "idle")
                 return
-            if message["type"] == "websocket.disconnect":
-                return
-            text = message.get("text") or ""
             if self._cancels(text):
                 continue
             try:
@@ -87,7 +69,7 @@ class _Connection:
             else:
                 await self._waiting.put(text)
 
-    async def answer(self) -> None:
+    async def _answer(self) -> None:
         """Answer one message after the other."""
         while True:
             # No name for the text, which is not kept beside its request.
@@ -151,9 +133,6 @@ class _Connection:
     async def _refuse(self, error: OmniRelayError) -> None:
         self._context.told(error)
         await self._send(_error_event(error))
-
-    async def _send(self, event: dict[str, Any]) -> None:
-        await send_text(self._socket, msgspec.json.encode(event).decode())
 
 
 def _error_event(error: OmniRelayError) -> dict[str, Any]:

@@ -1,7 +1,8 @@
 """``/v1/audio/speech``: a text that is spoken as it is, in pieces."""
 
+import asyncio
 from collections import Counter
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Mapping, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
 from functools import partial
@@ -12,22 +13,73 @@ from msgspec import Meta
 from starlette.requests import Request
 from starlette.responses import Response
 
-from gateway.http.answer import AnswerEvent, AnswerOptions, begin, start_delay, usage_of
+from gateway.access.account import ClientAccount
+from gateway.http.answer import AnswerEvent, AnswerOptions, HttpAnswer, begin, start_delay, usage_of
 from gateway.http.body import read_object
 from gateway.http.connection import while_connected
-from gateway.http.context import ALIAS, HttpContext
+from gateway.http.context import ALIAS, Api
 from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_format
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import read_fields, require_one_of
 from gateway.http.openai.chat_request import Voice, voice_name
-from gateway.http.openai.reading import read_aloud
 from gateway.http.streams import ByteStream, EventStream
+from gateway.manager import Gateway
 from omnirelay.content import ChatMessage
+from omnirelay.errors import BusyError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
-from omnirelay.reading import pieces
+from omnirelay.reading import one_ahead, pieces
 from omnirelay.values import ChunkFrames
 from shared.messages import Seed
+
+PATIENCE_S: Final = 60.0
+"""How long a piece waits for a place at a busy gateway."""
+Names = Mapping[str, str | None]
+
+
+def read_aloud(
+    gateway: Gateway,
+    account: ClientAccount,
+    names: Names,
+    requests: AsyncIterable[GenerateRequest],
+    first: HttpAnswer | None = None,
+) -> AsyncGenerator[AnswerEvent, None]:
+    """Yield the events of ``first``, then those of each request; the last of each is a DoneEvent.
+
+    Args:
+        gateway: Serves the requests.
+        account: Of the client.
+        names: As of :func:`gateway.http.fields.named`.
+        requests: One for each piece; asked for the next one when there is audio of the one before.
+        first: The answer to a request that was submitted already.
+
+    Raises:
+        OmniRelayError: A request was refused, or failed.
+    """
+
+    async def answers() -> AsyncGenerator[HttpAnswer, None]:
+        if first is not None:
+            yield first
+        async for request in requests:
+            yield await _submitted(gateway, account, names, request)
+
+    return one_ahead(answers(), HttpAnswer.close)
+
+
+async def _submitted(
+    gateway: Gateway, account: ClientAccount, names: Names, request: GenerateRequest
+) -> HttpAnswer:
+    """Submit a request, waiting for a place if the gateway is busy."""
+    until = asyncio.get_running_loop().time() + PATIENCE_S
+    while True:
+        try:
+            return await HttpAnswer.to(gateway, request, account, names)
+        except BusyError as error:
+            wait_s = error.retry_after_ms / 1000
+            if asyncio.get_running_loop().time() + wait_s > until:
+                raise
+        await asyncio.sleep(wait_s)
+
 
 MAX_CHARACTERS: Final = 32_768
 """Of a text: more than half an hour of speech; OpenAI's API takes 4,096."""
@@ -126,11 +178,8 @@ def read_speech(body: bytearray, system_prompt: str | None) -> tuple[SpeechAnswe
     return options, first
 
 
-class SpeechApi:
+class SpeechApi(Api):
     """The endpoint."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Speak a text; errors are those of :func:`gateway.http.answer.begin`."""

@@ -5,24 +5,22 @@ then ``audio.start``, binary audio and ``audio.done`` of each sentence, and ``se
 """
 
 import asyncio
-import logging
 from collections import deque
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 from typing import Annotated, Any, Final
 
 import msgspec
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
 from gateway.http.body import parsed, read_object, size_of
-from gateway.http.connection import ClientGoneError, received, send_text
+from gateway.http.connection import NORMAL, JsonSocket, close, send
 from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import AudioFormat
 from gateway.http.errors import body_of
 from gateway.http.fields import convert, read_fields
 from gateway.http.guards.keys import client_of
-from gateway.http.openai.reading import read_aloud
-from gateway.http.openai.speech import MAX_CHARACTERS, NAMES, VoiceFields
+from gateway.http.openai.speech import MAX_CHARACTERS, NAMES, VoiceFields, read_aloud
 from omnirelay.errors import InvalidRequestError, OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
@@ -33,9 +31,6 @@ IDLE_S: Final = 120.0
 """Time limit between two messages of a client, while nothing is spoken."""
 MAX_WAITING: Final = 64
 """Messages with text that wait to be spoken; further ones are not read before."""
-NORMAL: Final = 1000
-
-log = logging.getLogger(__name__)
 
 
 class _Config(VoiceFields, frozen=True, kw_only=True):
@@ -55,43 +50,30 @@ class SpeechSocket:
 
     async def serve(self, socket: WebSocket) -> None:
         """Speak a text that grows, of one client."""
-        await socket.accept()
-        connection = _Connection(socket, self._context, self._idle_s)
-        try:
-            try:
-                await connection.serve()
-            except OmniRelayError as error:
-                self._context.told(error)
-                await connection.send({"type": "error", **body_of(error)})
-            await socket.close(NORMAL)
-        except (ClientGoneError, WebSocketDisconnect, RuntimeError) as error:
-            # Starlette raises RuntimeError if the connection was closed meanwhile.
-            log.debug("a client of /v1/audio/speech/stream disconnected: %s", error)
-        finally:
-            connection.hold.release()
+        await _Connection(socket, self._context, self._idle_s).serve()
 
 
-class _Connection:
-    """One client; ``hold`` is the memory of the texts that wait, and must be released."""
+class _Connection(JsonSocket):
+    """One client, and the texts that wait."""
 
     def __init__(self, socket: WebSocket, context: HttpContext, idle_s: float) -> None:
-        self._socket = socket
-        self._context = context
-        self._idle_s = idle_s
+        super().__init__(socket, context, idle_s)
         self._texts: asyncio.Queue[str | None] = asyncio.Queue(MAX_WAITING)
-        self.hold: Final = context.gateway.held.of(context.share(socket))
         # Pieces that were begun, and whose end was not sent.
         self._begun: deque[str] = deque()
 
-    async def serve(self) -> None:
-        """Take the settings, then speak what comes.
+    async def _converse(self) -> None:
+        try:
+            await self._take()
+        except OmniRelayError as error:
+            self._context.told(error)
+            await self._send({"type": "error", **body_of(error)})
+        await close(self._socket, NORMAL)
 
-        Raises:
-            OmniRelayError: A message is invalid, or a piece failed.
-            ClientGoneError: The client disconnected.
-        """
+    async def _take(self) -> None:
+        """Take the settings, then speak what comes."""
         client_of(self._socket.scope).check()
-        kind, values = await self._next()
+        kind, values = await self._message()
         if kind != "session.config":
             raise InvalidRequestError("the first message must be session.config", "type")
         config = read_fields(values, _Config, neutral={"split_granularity": ("sentence",)})
@@ -99,14 +81,10 @@ class _Connection:
         audio_format, request = config.read(self._context.gateway.validator.speech_system_prompt)
         await first_of(self._read(), self._speak(request, audio_format, config))
 
-    async def send(self, event: dict[str, Any]) -> None:
-        """Send an event."""
-        await send_text(self._socket, msgspec.json.encode(event).decode())
-
     async def _read(self) -> None:
         """Take texts until the client disconnects."""
         while True:
-            kind, values = await self._next()
+            kind, values = await self._message()
             if kind == "input.text":
                 text = convert(values, _Text).text
                 self.hold.grow(size_of(text))
@@ -116,14 +94,12 @@ class _Connection:
             else:
                 raise InvalidRequestError(f"there is no message of type {kind[:64]!r} here", "type")
 
-    async def _next(self) -> tuple[str, dict[str, Any]]:
+    async def _message(self) -> tuple[str, dict[str, Any]]:
         try:
-            message = await received(self._socket, self._idle_s, lambda: bool(self._begun))
+            text = await self._next(lambda: bool(self._begun))
         except TimeoutError:
             raise InvalidRequestError(f"no message came for {self._idle_s:g} s") from None
-        if message["type"] == "websocket.disconnect":
-            raise ClientGoneError
-        body = bytearray(message.get("text") or "", "utf-8", "surrogatepass")
+        body = bytearray(text, "utf-8", "surrogatepass")
         values = await parsed(self._context, self.hold.client, read_object, body)
         if not isinstance(kind := values.pop("type", None), str):
             raise InvalidRequestError("a message is an object with a type", "type")
@@ -148,14 +124,14 @@ class _Connection:
             async for event in events:
                 if audio is None:
                     told = {"sentence_text": self._begun[0], "format": config.response_format}
-                    await self.send({"type": "audio.start", "sentence_index": number, **told})
+                    await self._send({"type": "audio.start", "sentence_index": number, **told})
                     audio = self._context.audio.start(audio_format, streamed=True, speed=config.speed)
                 if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
-                    await self._socket.send_bytes(data)
+                    await send(self._socket, data)
                 if isinstance(event, DoneEvent):
                     if data := await audio.finish():
-                        await self._socket.send_bytes(data)
-                    await self.send({"type": "audio.done", "sentence_index": number})
+                        await send(self._socket, data)
+                    await self._send({"type": "audio.done", "sentence_index": number})
                     self._begun.popleft()
                     number, audio = number + 1, None
-        await self.send({"type": "session.done", "total_sentences": number})
+        await self._send({"type": "session.done", "total_sentences": number})

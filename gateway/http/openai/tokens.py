@@ -9,7 +9,7 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.body import read_body, read_object
-from gateway.http.context import HttpContext
+from gateway.http.context import Api
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
 from gateway.http.openai.chat_request import read_chat
@@ -25,11 +25,8 @@ class DetokenizeFields(msgspec.Struct, frozen=True):
     model: str | None = None
 
 
-class TokensApi:
+class TokensApi(Api):
     """The endpoints."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def tokenize(self, request: Request) -> Response:
         """Answer the token ids of a text, or of a conversation with one placeholder for each of its media.

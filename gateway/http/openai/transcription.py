@@ -22,7 +22,7 @@ from gateway.http.answer import (
     usage_of,
     usage_of_transcript,
 )
-from gateway.http.context import HttpContext
+from gateway.http.context import Api
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
 from gateway.http.multipart import read_form
@@ -137,11 +137,8 @@ def read_transcription(
     return TranscriptionOptions(fields.model, fields.stream, fields, _seconds(data), translated), request
 
 
-class TranscriptionApi:
+class TranscriptionApi(Api):
     """The endpoint."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Transcribe a file; errors are those of :func:`gateway.http.answer.begin`."""

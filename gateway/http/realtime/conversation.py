@@ -4,7 +4,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from typing import Final
 
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.http.realtime.items import Item, media_kinds, messages_of
 from omnirelay.content import ChatMessage
 from omnirelay.errors import DeletedItemError, DuplicateItemError, InvalidRequestError, MediaTooLargeError

@@ -13,23 +13,21 @@ from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from gateway.access.ephemeral import EphemeralKey
+from gateway.access.api_keys import EphemeralKey
 from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.connection import ClientGoneError
-from gateway.http.context import HttpContext
+from gateway.http.context import Api, HttpContext
 from gateway.http.errors import JSON, response_of
 from gateway.http.fields import convert_given
 from gateway.http.guards.keys import client_of, ephemeral_of
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.items import new_session_id
-from gateway.http.realtime.live import LiveSession, secret_of
-from gateway.http.realtime.outbox import Outbox
+from gateway.http.realtime.live import LiveSession, Outbox, secret_of
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
-from gateway.http.realtime.turns.end import EndDetector
 from gateway.http.realtime.turns.listener import VoicePool
-from gateway.http.realtime.turns.smart_turn import SmartTurn
+from gateway.http.realtime.turns.smart_turn import EndDetector, SmartTurn
 from gateway.requests.metrics import Connection
 from omnirelay.errors import BusyError, OmniRelayError, SessionNotResumedError, UnsupportedError
 
@@ -186,11 +184,8 @@ class ClientSecretFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True
     session: dict[str, Any] = {}
 
 
-class ClientSecretsApi:
+class ClientSecretsApi(Api):
     """The endpoint."""
-
-    def __init__(self, context: HttpContext) -> None:
-        self._context = context
 
     async def create(self, request: Request) -> Response:
         """Make a short-lived key for realtime sessions.

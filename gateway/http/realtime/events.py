@@ -119,21 +119,8 @@ class CancelResponse(ClientEvent, frozen=True, tag="response.cancel"):
 _KINDS: Final = {str(kind.__struct_config__.tag): kind for kind in ClientEvent.__subclasses__()}
 
 
-class EventError(Exception):
-    """An invalid event, with its id if that could be parsed."""
-
-    def __init__(self, error: InvalidRequestError, event_id: str | None) -> None:
-        super().__init__(str(error))
-        self.error: Final = error
-        self.event_id: Final = event_id
-
-
-def read_event(text: str) -> ClientEvent:
-    """Parse and check an event; slow for a large one.
-
-    Raises:
-        EventError: It is invalid.
-    """
+def read_event(text: str) -> tuple[str | None, ClientEvent | InvalidRequestError]:
+    """Return the id of an event, if it has one, and the event or why it is invalid; slow for a large one."""
     event_id = None
     try:
         values = read_object(bytearray(text, "utf-8", "surrogatepass"))
@@ -142,9 +129,10 @@ def read_event(text: str) -> ClientEvent:
         kind = values.get("type")
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidRequestError(f"there is no event of type {str(kind)[:64]!r}", "type")
-        return convert(values, _KINDS[kind])
+        event: ClientEvent = convert(values, _KINDS[kind])
+        return event.event_id, event
     except InvalidRequestError as error:
-        raise EventError(error, event_id) from error
+        return event_id, error
 
 
 Send = Callable[[str, dict[str, Any]], Awaitable[None]]

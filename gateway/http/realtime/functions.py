@@ -8,7 +8,7 @@ import msgspec
 from msgspec import Meta
 
 from gateway.http.fields import convert
-from gateway.http.openai.tools import PastFunction
+from gateway.http.openai.messages import PastFunction
 from gateway.input.json_schema import require_feasible
 from omnirelay.content import Role
 from omnirelay.errors import InvalidRequestError, UnsupportedError
@@ -18,10 +18,6 @@ from omnirelay.values import PlainName
 MAX_TOOLS_BYTES: Final = 2**18
 """Size of all functions together as JSON."""
 WORDS: Final = ("none", "auto", "required")
-
-
-class _FunctionTool(Function, frozen=True, kw_only=True, tag_field="type", tag="function"):
-    """A function, without the object around it that chats have."""
 
 
 def read_tools(values: Any, where: str, unavailable: Callable[[UnsupportedError], None]) -> tuple[Tool, ...]:
@@ -39,13 +35,16 @@ def read_tools(values: Any, where: str, unavailable: Callable[[UnsupportedError]
     tools = []
     for at, each in enumerate(values):
         place = f"{where}[{at}]"
-        if isinstance(each, dict) and each.get("type") != "function":
-            problem = f"{place}.type can be function, not {str(each.get('type'))[:64]!r}"
-            unavailable(UnsupportedError(problem, f"{place}.type"))
+        # Without the object around it that chats have.
+        given: dict[str, Any] = convert(each, dict[str, Any], place)
+        if (kind := given.pop("type", None)) != "function":
+            unavailable(
+                UnsupportedError(f"{place}.type can be function, not {str(kind)[:64]!r}", f"{place}.type")
+            )
             continue
-        given: _FunctionTool = convert(each, _FunctionTool, place)
-        _check(given.parameters, f"{place}.parameters")
-        tools.append(Tool("function", convert(msgspec.structs.asdict(given), Function, place)))
+        function = convert(given, Function, place)
+        _check(function.parameters, f"{place}.parameters")
+        tools.append(Tool("function", function))
     if len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
         raise InvalidRequestError(f"{where} are limited to {MAX_TOOLS_BYTES} bytes of JSON", where)
     return tuple(tools)

@@ -7,7 +7,7 @@ from typing import Any, Final, Literal, NamedTuple
 
 import msgspec
 
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.fields import convert, require_one_of
 from gateway.http.realtime.functions import FunctionCall, FunctionItem, FunctionOutput

@@ -1,30 +1,120 @@
-"""A session that WebSockets serve, one after the other if its client can resume it."""
+"""A session that WebSockets serve, one after the other if its client can resume it, and what it sends."""
 
 import asyncio
 import hmac
 import logging
 import secrets
+from collections import deque
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Final
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import HTTPConnection
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from gateway.access.clients import Principal
-from gateway.fairness.memory_budget import Hold
+from gateway.access.account import Principal
+from gateway.fairness.quota import Hold
 from gateway.http.body import size_of
-from gateway.http.connection import received, send_text
-from gateway.http.realtime.events import EventError
-from gateway.http.realtime.outbox import Outbox
+from gateway.http.connection import NORMAL, ClientGoneError, close, received, send
 from gateway.http.realtime.session import Session
 from omnirelay.errors import InvalidRequestError, OmniRelayError, SessionNotResumedError
 from omnirelay.protocol import PIECE_BYTES
 
-NORMAL: Final = 1000
+
+class Outbox:
+    """Sends over one connection at a time; while there is none, events are only kept.
+
+    Args:
+        limit: Bytes of written events that are kept; 0: none, and the events show no numbers.
+
+    Attributes:
+        last: The number of the newest event.
+        connections: The number of the newest connection; the first is 0.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.last = 0
+        self.limit: Final = limit
+        self._kept = deque[bytes]()
+        self._size = 0
+        self._written = 0
+        self._connected = True
+        self.connections = 0
+        self._closed = False
+        self._grown = asyncio.Event()
+        self._moved = asyncio.Event()
+
+    async def send(self, kind: str, fields: dict[str, Any]) -> None:
+        """Send an event; wait until the connection, if there is one, has taken it.
+
+        A cancelled caller's event is sent nevertheless, because it has its number.
+
+        Raises:
+            ClientGoneError: The session has ended.
+        """
+        if self._closed:
+            raise ClientGoneError
+        self.last = number = self.last + 1
+        event: dict[str, Any] = {"type": kind, "event_id": f"event_{number:x}"}
+        if self.limit:
+            event["sequence_number"] = number
+        data = msgspec.json.encode(event | fields)
+        self._kept.append(data)
+        self._size += len(data)
+        self._forget()
+        self._grown.set()
+        while self._connected and self._written < number:
+            await self._moved.wait()
+        if self._closed:
+            raise ClientGoneError
+
+    def connect(self, after: int) -> bool:
+        """Begin with the event after a number; false if that is not kept any more, or not sent yet."""
+        if not self.last - len(self._kept) <= after <= self.last:
+            return False
+        self._connected, self._written = True, after
+        self.connections += 1
+        return True
+
+    async def write(self, write: Callable[[str], Awaitable[None]], connection: int = 0) -> None:
+        """Write events as they come, until cancelled, ``write`` fails, or a newer connection is there."""
+        while connection == self.connections:
+            if self._written == self.last:
+                self._grown.clear()
+                await self._grown.wait()
+                continue
+            await write(self._kept[self._written - self.last].decode())
+            if connection == self.connections:
+                self._written += 1
+                self._forget()
+                self._move()
+
+    def disconnect(self) -> None:
+        """Have nobody wait for a connection."""
+        self._connected = False
+        self._forget()
+        self._move()
+
+    def close(self) -> None:
+        """The session has ended: who sends learns that the client is gone."""
+        self._closed = True
+        self.disconnect()
+
+    def _move(self) -> None:
+        self._moved.set()
+        self._moved.clear()
+
+    def _forget(self) -> None:
+        """Drop the oldest events beyond the limit; none that the connection waits for."""
+        while self._size > self.limit and self._kept:
+            if self._connected and self.last - len(self._kept) >= self._written:
+                return
+            self._size -= len(self._kept.popleft())
+
+
 NO_CODE: Final = 1005
 POLICY: Final = 1008
 TAKEN_OVER: Final = "taken_over"
@@ -48,11 +138,10 @@ async def receive(text: str | None, session: Session) -> None:
         if text is None:
             raise InvalidRequestError("events must be text messages, not binary ones")
         hold.grow(size_of(text) if len(text) > PIECE_BYTES else 0)
-        event = await session.read(text)
-        event_id = event.event_id
+        event_id, event = await session.read(text)
+        if isinstance(event, InvalidRequestError):
+            raise event
         await session.handle(event)
-    except EventError as error:
-        await session.tell(error.error, error.event_id)
     except OmniRelayError as error:
         await session.tell(error, event_id)
     finally:
@@ -124,24 +213,20 @@ class LiveSession:
         if resumed:
             # Not one of the numbered events: what follows is what would have come without the loss.
             told = {"type": "session.resumed", "event_id": "event_resumed", "received_events": self._received}
-            await send_text(
-                socket, msgspec.json.encode({**told, "session": {"id": self.session.id}}).decode()
-            )
+            await send(socket, msgspec.json.encode({**told, "session": {"id": self.session.id}}).decode())
         if taken.is_set():
-            await _close(socket, TAKEN_OVER)
+            await close(socket, POLICY, TAKEN_OVER)
             return False
         begins = None if resumed else partial(self._begin, not_resumed)
         reading = asyncio.create_task(self._read(socket, taken, idle_s, begins))
-        writing = asyncio.create_task(
-            self._outbox.write(partial(send_text, socket), self._outbox.connections)
-        )
+        writing = asyncio.create_task(self._outbox.write(partial(send, socket), self._outbox.connections))
         slow, over = asyncio.create_task(self.session.too_slow.wait()), asyncio.create_task(taken.wait())
         tasks = (reading, writing, slow, over)
         try:
             await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
             if taken.is_set() or slow.done():
                 writing.cancel()
-                await _close(socket, TAKEN_OVER if taken.is_set() else "client_too_slow")
+                await close(socket, POLICY, TAKEN_OVER if taken.is_set() else "client_too_slow")
                 return False
             if not reading.done():
                 # A client that has closed on purpose may not have been read so far.
@@ -213,8 +298,3 @@ class LiveSession:
                     return False
                 self._received += 1
                 await receive(message.get("text"), self.session)
-
-
-async def _close(socket: WebSocket, reason: str) -> None:
-    with suppress(WebSocketDisconnect, RuntimeError):
-        await socket.close(POLICY, reason)

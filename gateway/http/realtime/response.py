@@ -17,7 +17,7 @@ from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.functions import FunctionCall
 from gateway.http.realtime.input.early import EarlyPrompt
-from gateway.http.realtime.items import Item, function_item
+from gateway.http.realtime.items import Item, Status, function_item
 from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.speech import LAWS, SentSpeech
 from gateway.http.realtime.turns.playback import Playback
@@ -50,8 +50,10 @@ class Response:
         sees: There is a video in the messages.
         _early: Has had the beginning of the prompt computed.
         _playback: That of the session.
+        begun: :meth:`begin` has begun it.
         _silent: A call has begun: calls, and what follows them, are not spoken.
         _delay_ms: How long to wait before the first piece is played.
+        _reason: Why it is cancelled; none if it is not.
         _all_written: The text with its calls is complete; the rest of the request was not needed.
     """
 
@@ -66,19 +68,17 @@ class Response:
     _metadata: dict[str, str] | None = None
     id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(10)}")
     error: OmniRelayError | None = None
+    begun: bool = False
     _silent: bool = False
     _output: list[Item] = field(default_factory=list)
-    _index: int = 0
     _delay_ms: int = 0
     _texts: list[str] = field(default_factory=list)
     _request_id: str | None = None
-    _cancelled: bool = False
-    _reason: CancelReason = "client_cancelled"
+    _reason: CancelReason | None = None
     _done: DoneEvent | None = None
     _all_written: bool = False
     _work: asyncio.Task[None] | None = None
-    _begins: asyncio.TimerHandle | None = None
-    _begun: asyncio.Task[HttpAnswer] | None = None
+    _ahead: asyncio.Task[HttpAnswer] | None = None
 
     def __post_init__(self) -> None:
         self._send = self._transport.send
@@ -88,6 +88,9 @@ class Response:
         # A transport that plays takes PCM.
         law = None if self._transport.plays else LAWS.get(self._settings.output_format)
         self._encoder = None if law is None else G711Encoder(law)
+        spoken = self._settings.speech
+        self._type, self._word = ("audio", "transcript") if spoken else ("text", "text")
+        self._written = "response.output_audio_transcript" if spoken else "response.output_text"
 
     @property
     def item_id(self) -> str:
@@ -106,31 +109,23 @@ class Response:
 
     def cancel(self, reason: CancelReason = "client_cancelled") -> None:
         """Stop generating; the events that end the response are still sent."""
-        self._cancelled = True
         self._reason = reason
         if self._work is not None:
             self._work.cancel()
 
     def begin(self, after_s: float) -> None:
         """Have the answer generated in so many seconds; :meth:`run` sends it, or :meth:`drop` cancels it."""
-        self._begins = asyncio.get_running_loop().call_later(after_s, self._begin)
+        self._ahead = asyncio.create_task(self._submit_in(after_s))
 
     def same(self, settings: Settings, messages: Sequence[ChatMessage]) -> bool:
         """Whether its answer is also one to these messages with these settings."""
         return settings == self._settings and messages == self._messages
 
-    @property
-    def begun(self) -> bool:
-        """Whether :meth:`begin` has begun it."""
-        return self._begun is not None
-
     def drop(self) -> None:
         """Cancel what :meth:`begin` began, or will."""
-        if self._begins is not None:
-            self._begins.cancel()
-        if self._begun is not None:
-            self._begun.cancel()
-            self._begun.add_done_callback(_close)
+        if self._ahead is not None:
+            self._ahead.cancel()
+            self._ahead.add_done_callback(_close)
 
     async def run(self) -> None:
         """Generate and send the response.
@@ -140,14 +135,14 @@ class Response:
         """
         try:
             await self._send("response.created", {"response": self._shown("in_progress")})
-            if not self._cancelled:
+            if self._reason is None:
                 await self._answer()
         finally:
             self.drop()
             self._playback.finish()
         status = self._status()
         if self._item in self._output:
-            await self._end_item("completed" if status == "completed" else "incomplete")
+            await self._end_message("completed" if status == "completed" else "incomplete")
         self._messages = []
         await self._send("response.done", {"response": self._shown(status)})
 
@@ -177,20 +172,22 @@ class Response:
         self._request_id = answer.request_id
         try:
             if not self._calls.names:
-                await self._begin_item()
+                await self._begin_message()
             await self._forward(answer)
         finally:
             answer.close()
 
-    def _begin(self) -> None:
-        self._begun = asyncio.create_task(self._submit())
+    async def _submit_in(self, after_s: float) -> HttpAnswer:
+        await asyncio.sleep(after_s)
+        self.begun = True
+        return await self._submit()
 
     async def _submitted(self) -> HttpAnswer:
-        if self._begins is not None:
-            self._begins.cancel()
-        if self._begun is not None:
+        if self._ahead is not None:
             try:
-                return await self._begun
+                if self.begun:
+                    return await self._ahead
+                self._ahead.cancel()
             except OmniRelayError as error:
                 log.debug("response %s could not be begun early: %s", self.id, error.for_log)
         return await self._submit()
@@ -223,7 +220,7 @@ class Response:
             elif isinstance(event, DoneEvent):
                 self._done = event
             elif isinstance(event, AudioEvent) and not self._silent:
-                await self._begin_item()
+                await self._begin_message()
                 self._delay_ms += event.start_delay_ms
                 await self._speak(await audio.push(event.pcm))
                 spoken = True
@@ -256,85 +253,74 @@ class Response:
         """Send a piece of the text, and the calls in it."""
         found = self._calls.push(text, last)
         self._silent = self._silent or self._calls.begun
-        kind = "output_audio_transcript" if self._settings.speech else "output_text"
         for each in found:
             if isinstance(each, Call):
                 await _whole(self._call(each))
             else:
-                await self._begin_item()
+                await self._begin_message()
                 self._texts.append(each)
-                await self._send(f"response.{kind}.delta", {**self._place(), "delta": each})
+                await self._send(f"{self._written}.delta", {**self._place(), "delta": each})
 
     async def _call(self, call: Call) -> None:
         """Send a call, and make it an item of the conversation."""
         function = FunctionCall(name=call.name, arguments=call.arguments)
         item = function_item(function)
         item.status = "in_progress"
-        index = await self._add(item)
-        place = {
-            "response_id": self.id,
-            "item_id": item.id,
-            "output_index": index,
-            "call_id": function.call_id,
-        }
+        await self._add(item)
+        place = {**self._of(item), "item_id": item.id, "call_id": function.call_id}
         arguments = {"name": call.name, "arguments": call.arguments}
         await self._send("response.function_call_arguments.delta", {**place, "delta": call.arguments})
         await self._send("response.function_call_arguments.done", {**place, **arguments})
         item.status = "completed"
-        await self._end(item, index)
+        await self._end(item)
 
-    async def _add(self, item: Item) -> int:
-        """Begin an item of the output, and return its place there."""
-        index = len(self._output)
+    async def _begin_message(self) -> None:
+        """Begin the message, unless it has begun."""
+
+        async def begin() -> None:
+            await self._add(self._item)
+            await self._send("response.content_part.added", {**self._place(), "part": self._part("")})
+
+        if self._item not in self._output:
+            await _whole(begin())
+
+    async def _end_message(self, status: Status) -> None:
+        text = "".join(self._texts)
+        self._item.status = status
+        self._item.parts = [TextPart(text)] if text else []
+        self._item.content = [{"type": f"output_{self._type}", self._word: text}]
+        place = self._place()
+        if self._settings.speech:
+            await self._send("response.output_audio.done", place)
+        await self._send(f"{self._written}.done", {**place, self._word: text})
+        await self._send("response.content_part.done", {**place, "part": self._part(text)})
+        await self._end(self._item)
+
+    async def _add(self, item: Item) -> None:
+        """Begin an item of the output."""
         before = None if self._conversation is None else self._conversation.add(item)
         self._output.append(item)
         shown = {"item": item.shown()}
-        await self._send(
-            "response.output_item.added", {"response_id": self.id, "output_index": index, **shown}
-        )
+        await self._send("response.output_item.added", {**self._of(item), **shown})
         if self._conversation is not None:
             await self._send("conversation.item.added", {"previous_item_id": before, **shown})
-        return index
 
-    async def _end(self, item: Item, index: int) -> None:
+    async def _end(self, item: Item) -> None:
         shown = {"item": item.shown()}
         if self._conversation is not None and item in self._conversation:
             await self._send("conversation.item.done", shown)
-        place = {"response_id": self.id, "output_index": index}
-        await self._send("response.output_item.done", {**place, **shown})
+        await self._send("response.output_item.done", {**self._of(item), **shown})
 
-    async def _begin_item(self) -> None:
-        """Begin the message, unless it has begun."""
-        if self._item not in self._output:
-            await _whole(self._begin_message())
-
-    async def _begin_message(self) -> None:
-        self._index = await self._add(self._item)
-        await self._send("response.content_part.added", {**self._place(), "part": self._part("")})
-
-    async def _end_item(self, status: Any) -> None:
-        text = "".join(self._texts)
-        kind, word = ("output_audio", "transcript") if self._settings.speech else ("output_text", "text")
-        self._item.status = status
-        self._item.parts = [TextPart(text)] if text else []
-        self._item.content = [{"type": kind, word: text}]
-        if self._settings.speech:
-            await self._send("response.output_audio.done", self._place())
-            end = {**self._place(), "transcript": text}
-            await self._send("response.output_audio_transcript.done", end)
-        else:
-            await self._send("response.output_text.done", {**self._place(), "text": text})
-        await self._send("response.content_part.done", {**self._place(), "part": self._part(text)})
-        await self._end(self._item, self._index)
+    def _of(self, item: Item) -> dict[str, Any]:
+        """The place of an item in the output."""
+        return {"response_id": self.id, "output_index": self._output.index(item)}
 
     def _place(self) -> dict[str, Any]:
-        place = {"response_id": self.id, "item_id": self._item.id}
-        return {**place, "output_index": self._index, "content_index": 0}
+        """The place of the message's only part."""
+        return {**self._of(self._item), "item_id": self._item.id, "content_index": 0}
 
     def _part(self, text: str) -> dict[str, str]:
-        if self._settings.speech:
-            return {"type": "audio", "transcript": text}
-        return {"type": "text", "text": text}
+        return {"type": self._type, self._word: text}
 
     def _status(self) -> str:
         if self.error is not None:
@@ -344,7 +330,7 @@ class Response:
         return "incomplete" if finish_reason(self._done) == "length" else "completed"
 
     def _shown(self, status: str) -> dict[str, Any]:
-        settings = self._settings
+        fields = self._settings.fields()
         return {
             "object": "realtime.response",
             "id": self.id,
@@ -352,9 +338,9 @@ class Response:
             "status_details": self._details(status),
             "output": [item.shown() for item in self._output],
             "conversation_id": None,
-            "output_modalities": settings.modalities,
-            "audio": {"output": settings.shown_output},
-            "max_output_tokens": settings.most,
+            "output_modalities": fields["output_modalities"],
+            "audio": {"output": fields["audio"]["output"]},
+            "max_output_tokens": fields["max_output_tokens"],
             "metadata": self._metadata,
             "usage": None if status == "in_progress" else self._usage(),
             "request_id": self._request_id,
@@ -375,7 +361,7 @@ class Response:
 
     def _details(self, status: str) -> dict[str, Any] | None:
         if status == "cancelled":
-            return {"type": status, "reason": self._reason}
+            return {"type": status, "reason": self._reason or "client_cancelled"}
         if status == "incomplete":
             return {"type": status, "reason": "max_output_tokens"}
         if self.error is None:

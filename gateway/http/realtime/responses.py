@@ -1,8 +1,9 @@
-"""The responses of a session: the current one, and one that was begun before its turn had ended."""
+"""The responses of a session: the current one, one begun before its turn had ended, and those to silence."""
 
 import asyncio
 import logging
-from collections.abc import Callable
+import time
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Final
 
@@ -110,3 +111,51 @@ class Responses:
         except ClientGoneError:
             log.debug("the client of %s disconnected", response.id)
         self._on_end(response)
+
+
+MOST_IN_A_ROW: Final = 3
+"""Answers to silence, one after the other: nobody may be there."""
+
+
+class IdleTimer:
+    """At most one wait at a time.  Must be closed."""
+
+    def __init__(self) -> None:
+        self._wait: asyncio.Task[None] | None = None
+        self._acting: asyncio.Task[None] | None = None
+        self._in_a_row = 0
+
+    def start(self, played: float, idle_s: float, act: Callable[[], Awaitable[None]]) -> None:
+        """Act ``idle_s`` seconds after the monotonic time at which an answer has been played."""
+        self.stop()
+        if self._in_a_row < MOST_IN_A_ROW:
+            delay = max(0.0, played - time.monotonic()) + idle_s
+            self._wait = asyncio.create_task(self._act_after(delay, act))
+
+    def stop(self) -> None:
+        """Wait no more."""
+        if self._wait is not None:
+            self._wait.cancel()
+            self._wait = None
+
+    def spoken(self) -> None:
+        """The user is there."""
+        self._in_a_row = 0
+        self.stop()
+
+    async def close(self) -> None:
+        """Wait no more, and stop acting."""
+        self.stop()
+        if self._acting is not None:
+            self._acting.cancel()
+            await asyncio.gather(self._acting, return_exceptions=True)
+
+    async def _act_after(self, delay: float, act: Callable[[], Awaitable[None]]) -> None:
+        await asyncio.sleep(delay)
+        # What it does from here on stops the wait, not itself.
+        self._acting, self._wait = self._wait, None
+        self._in_a_row += 1
+        try:
+            await act()
+        except ClientGoneError:
+            log.debug("a realtime client disconnected while it was silent")

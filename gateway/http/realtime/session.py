@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
-from gateway.fairness.memory_budget import Hold
+from gateway.fairness.quota import Hold
 from gateway.http.body import parsed
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
@@ -15,11 +15,9 @@ from gateway.http.fields import convert_given
 from gateway.http.realtime import events
 from gateway.http.realtime.conversation import RealtimeConversation
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.idle import IdleTimer
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.buffers import InputAudio, InputVideo
 from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
-from gateway.http.realtime.input.video import InputVideo
 from gateway.http.realtime.items import (
     HEADER_BYTES,
     Item,
@@ -32,7 +30,7 @@ from gateway.http.realtime.items import (
     sound_item,
 )
 from gateway.http.realtime.response import CancelReason, Response
-from gateway.http.realtime.responses import Responses
+from gateway.http.realtime.responses import IdleTimer, Responses
 from gateway.http.realtime.settings import (
     Settings,
     changed_settings,
@@ -46,6 +44,7 @@ from gateway.http.realtime.turns.rules import SemanticVad
 from omnirelay.content import AudioPart, ChatMessage, ContentPart
 from omnirelay.errors import (
     EmptyAudioError,
+    InvalidRequestError,
     MediaError,
     OmniRelayError,
     PromptTooLongError,
@@ -117,7 +116,7 @@ class Session:
 
     async def begin(self, told: dict[str, Any] | None = None) -> None:
         """Send ``session.created``, with further fields."""
-        await self._send("session.created", {"session": self._shown(), **self._detection(), **(told or {})})
+        await self._send("session.created", {**self._shown(), **(told or {})})
 
     async def handle(self, event: events.ClientEvent) -> None:
         """Process an event.
@@ -159,13 +158,12 @@ class Session:
                 warnings: list[UnsupportedError] = []
                 self._settings = await self._changed(event.session, "session", warnings.append)
                 self._set_listener()
-                told = {"session": self._shown(), "warnings": shown_warnings(warnings)}
-                await self._send("session.updated", told | self._detection())
+                await self._send("session.updated", {**self._shown(), "warnings": shown_warnings(warnings)})
             case _:
                 await self._edit(event)
 
-    async def read(self, text: str) -> events.ClientEvent:
-        """Parse an event; errors are those of :func:`gateway.http.realtime.events.read_event`."""
+    async def read(self, text: str) -> tuple[str | None, events.ClientEvent | InvalidRequestError]:
+        """As :func:`gateway.http.realtime.events.read_event`."""
         return await parsed(self._context, self._account.share, events.read_event, text)
 
     def hold(self) -> Hold:
@@ -452,14 +450,12 @@ class Session:
         share = self._account.share
         return await changed_settings(self._context, share, self._settings, values, where, unavailable)
 
-    def _detection(self) -> dict[str, Any]:
-        """Return how the end of a turn is found, where both ways are possible."""
-        if not isinstance(self._settings.turns, SemanticVad):
-            return {}
-        return {"end_of_turn": "silence" if self._voices.end is None else "model"}
-
     def _shown(self) -> dict[str, Any]:
-        return self._settings.shown(self.id, self._context.model)
+        """Return the session, and how the end of a turn is found, where both ways are possible."""
+        shown = {"session": self._settings.shown(self.id, self._context.model)}
+        if not isinstance(self._settings.turns, SemanticVad):
+            return shown
+        return {**shown, "end_of_turn": "silence" if self._voices.end is None else "model"}
 
 
 def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:

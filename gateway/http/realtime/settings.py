@@ -1,7 +1,7 @@
 """The settings of a session, with the fields of OpenAI's API and of its beta."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -9,7 +9,7 @@ from msgspec.structs import replace
 
 from gateway.http.context import HttpContext
 from gateway.http.encoding.tempo import require_speed
-from gateway.http.fields import convert_given, given, named, read_fields, require_neutral
+from gateway.http.fields import IGNORED, convert, convert_given, given, named, require_neutral, whole
 from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.realtime.functions import read_choice, read_tools, shown_choice, shown_tools
 from gateway.http.realtime.input.transcription import TranscriptionRules
@@ -37,45 +37,8 @@ Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
 Kind = Literal["realtime", "transcription"]
 
 
-class _Input(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: FormatFields | None = None
-    turn_detection: Any = msgspec.UNSET
-    transcription: Any = msgspec.UNSET
-    noise_reduction: Any = None
-
-
-class _OutputFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    format: FormatFields | None = None
-    voice: Voice | None = None
-    speed: Speed | None = None
-
-
-class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    input: _Input = _Input()
-    output: _OutputFields = _OutputFields()
-
-
-class _Fields(msgspec.Struct, frozen=True, kw_only=True):
-    """The fields that are honoured; the last nine are the beta's."""
-
-    type: Kind | None = None
-    model: str | None = None
-    output_modalities: list[str] | None = None
-    instructions: str | None = None
-    audio: _Audio = _Audio()
-    max_output_tokens: int | Literal["inf"] | None = None
-    temperature: Temperature | None = None
-    tools: Any = None
-    tool_choice: Any = None
-    parallel_tool_calls: bool | None = None
-    modalities: list[str] | None = None
-    voice: Voice | None = None
-    speed: Speed | None = None
-    input_audio_format: BetaName | None = None
-    output_audio_format: BetaName | None = None
-    turn_detection: Any = msgspec.UNSET
-    input_audio_transcription: Any = msgspec.UNSET
-    max_response_output_tokens: int | Literal["inf"] | None = None
+Unavailable = Callable[[UnsupportedError], None]
+"""Called with what this gateway does not do; the other changes are made if it returns."""
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -123,22 +86,6 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     @property
-    def modalities(self) -> list[str]:
-        """``speech`` in OpenAI's form."""
-        return ["audio"] if self.speech else ["text"]
-
-    @property
-    def shown_output(self) -> dict[str, Any]:
-        """How answers are spoken, in OpenAI's form."""
-        fields = {"format": shown_format(self.output_format), "voice": self.voice, "speed": self.speed}
-        return given(fields)
-
-    @property
-    def most(self) -> int | str:
-        """``max_output_tokens`` in OpenAI's form."""
-        return "inf" if self.max_output_tokens is None else self.max_output_tokens
-
-    @property
     def active_tools(self) -> Sequence[Tool]:
         """The functions that the model is told of."""
         return () if self.tool_choice == "none" else self.tools
@@ -177,75 +124,60 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         values: Mapping[str, Any],
         where: str,
         require_model: Callable[[str], None],
-        unavailable: Callable[[UnsupportedError], None],
+        unavailable: Unavailable,
     ) -> "Settings":
         """Return the settings with an event's changes, found at ``where`` in it.
-
-        Args:
-            unavailable: Called with what this gateway does not do; the other changes are made if it returns.
 
         Raises:
             UnsupportedError: A change is not supported, or from ``unavailable``.
             InvalidRequestError: A change is invalid.
             UnknownModelError: From ``require_model``.
         """
-        fields = read_fields(_available(values, unavailable), _Fields, NEUTRAL)
-        if fields.model is not None:
-            require_model(fields.model)
-        if fields.audio.input.noise_reduction:
-            problem = "noise reduction of the input is not supported: set it to null"
-            unavailable(UnsupportedError(problem, f"{where}.audio.input.noise_reduction"))
-        if len(fields.instructions or "") > MAX_INSTRUCTIONS:
-            problem = f"{where}.instructions is limited to {MAX_INSTRUCTIONS} characters"
-            raise InvalidRequestError(problem, f"{where}.instructions")
-        changes = given(
-            {
-                "kind": fields.type,
-                "instructions": fields.instructions,
-                "voice": voice_name(fields.audio.output.voice or fields.voice),
-                "temperature": fields.temperature,
-                "parallel": fields.parallel_tool_calls,
-            }
-        )
-        if (asked := _first(fields.output_modalities, fields.modalities)) is not None:
-            changes["speech"] = _speech(asked, f"{where}.output_modalities")
-        if (most := _first(fields.max_output_tokens, fields.max_response_output_tokens)) is not None:
-            changes["max_output_tokens"] = _tokens(most, f"{where}.max_output_tokens")
-        changes |= _audio_changes(fields, where, unavailable)
-        if fields.tools is not None:
-            changes["tools"] = read_tools(fields.tools, f"{where}.tools", unavailable)
-        if fields.tool_choice is not None:
-            changes["tool_choice"] = read_choice(fields.tool_choice, f"{where}.tool_choice")
-        changes |= _listening_changes(fields, values, where)
+        changes: dict[str, Any] = {}
+        for path, (name, value) in _by_path(values).items():
+            field, place = FIELDS.get(path), f"{where}.{path}"
+            try:
+                if path == "model":
+                    require_model(convert(value, str, path))
+                elif path == "tools":
+                    changes["tools"] = read_tools(value, place, unavailable)
+                elif field is not None:
+                    changes[field.name] = field.setting(value, name, place)
+                elif path not in IGNORED:
+                    _require_without(name, value, place)
+            except UnsupportedError as error:
+                if field is not None and not field.optional:
+                    raise
+                unavailable(error)
+        rules: TranscriptionRules | None = changes.get("transcription")
+        commits = rules is not None and (rules.model or "").startswith(WITHOUT_TURNS)
+        if commits and changes.get("kind") == "transcription" and "turns" not in changes:
+            changes["turns"] = None
         return replace(self, **changes)
 
+    def fields(self) -> dict[str, Any]:
+        """Return :data:`FIELDS` in OpenAI's form, without what was not set: clients' readers refuse nulls."""
+        shown: dict[str, Any] = {"audio": {"input": {}, "output": {}}}
+        for path, field in FIELDS.items():
+            value = field.show(getattr(self, field.name))
+            *_, side, name = "", *path.split(".")
+            if value is not None or path in NULLABLE:
+                (shown["audio"][side] if side else shown)[name] = value
+        return shown
+
     def shown(self, session_id: str, model: str) -> dict[str, Any]:
-        """Return the session in OpenAI's form, without what was not set: clients' readers refuse nulls."""
-        turns = None if self.turns is None else given(msgspec.to_builtins(self.turns))
-        listening = {
-            "format": shown_format(self.input_format),
-            "turn_detection": turns,
-            "transcription": msgspec.to_builtins(self.transcription),
-        }
+        """Return the session in OpenAI's form."""
+        fields = self.fields()
         if self.kind == "transcription":
             head = {"type": self.kind, "object": "realtime.transcription_session", "id": session_id}
-            return {**head, "audio": {"input": listening}}
-        fields = {
-            "type": self.kind,
+            return {**head, "audio": {"input": fields["audio"]["input"]}}
+        return {
             "object": "realtime.session",
             "id": session_id,
             "model": model,
-            "output_modalities": self.modalities,
-            "instructions": self.instructions,
-            "audio": {"input": listening, "output": self.shown_output},
-            "max_output_tokens": self.most,
-            "temperature": self.temperature,
-            "tools": shown_tools(self.tools),
-            "tool_choice": shown_choice(self.tool_choice),
-            "parallel_tool_calls": self.parallel,
             "truncation": "auto",
+            **fields,
         }
-        return given(fields)
 
 
 async def changed_settings(
@@ -254,7 +186,7 @@ async def changed_settings(
     settings: Settings,
     values: dict[str, Any],
     where: str,
-    unavailable: Callable[[UnsupportedError], None],
+    unavailable: Unavailable,
 ) -> Settings:
     """Return settings with changes, as :meth:`Settings.changed` does, and with a voice that is there."""
     if not values:
@@ -290,79 +222,51 @@ def refuse(error: UnsupportedError) -> None:
     raise error
 
 
-def _available(values: Mapping[str, Any], unavailable: Callable[[UnsupportedError], None]) -> dict[str, Any]:
-    """Return the fields without those that this gateway does not honour."""
-    kept = {}
-    for name, value in values.items():
-        try:
-            if name in NEUTRAL:
-                require_neutral(name, value, NEUTRAL)
-            kept[name] = value
-        except UnsupportedError as error:
-            unavailable(error)
-    return kept
+class _Field(NamedTuple):
+    """A field of a session, which sets one of :class:`Settings`.
 
-
-def _audio_changes(
-    fields: _Fields, where: str, unavailable: Callable[[UnsupportedError], None]
-) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    place = f"{where}.audio.input.format"
-    if (name := read_format(fields.audio.input.format, fields.input_audio_format, place)) is not None:
-        if where != "session":
-            raise UnsupportedError(
-                "the input's format belongs to the session: set it by session.update", place
-            )
-        changes["input_format"] = name
-    place = f"{where}.audio.output.format"
-    if (name := read_format(fields.audio.output.format, fields.output_audio_format, place)) is not None:
-        changes["output_format"] = name
-    if (speed := _first(fields.audio.output.speed, fields.speed)) is not None:
-        try:
-            require_speed(speed, f"{where}.audio.output.speed")
-            changes["speed"] = speed
-        except UnsupportedError as error:
-            unavailable(error)
-    return changes
-
-
-def _listening_changes(fields: _Fields, values: Mapping[str, Any], where: str) -> dict[str, Any]:
-    changes: dict[str, Any] = {}
-    # Null is a value here: no detection of turns, no transcripts.
-    unset = msgspec.UNSET
-    turns = fields.audio.input.turn_detection
-    turns = values.get("turn_detection", unset) if turns is unset else turns
-    if turns is not unset:
-        changes["turns"] = _of_session(turns, TurnRules, where, "turn_detection")
-    transcription = fields.audio.input.transcription
-    if transcription is unset:
-        transcription = values.get("input_audio_transcription", unset)
-    if transcription is not unset:
-        rules = _of_session(transcription, TranscriptionRules, where, "transcription")
-        changes["transcription"] = rules
-        commits = rules is not None and (rules.model or "").startswith(WITHOUT_TURNS)
-        if commits and fields.type == "transcription" and turns is unset:
-            changes["turns"] = None
-    return changes
-
-
-def _of_session(values: Any, kind: Any, where: str, name: str) -> Any:
-    """Convert what belongs to the input of a session; null stays none.
-
-    Raises:
-        UnsupportedError: It is set for a response.
-        InvalidRequestError: It is invalid.
+    Attributes:
+        name: Of the setting.
+        kind: The field's type.
+        read: Makes the setting of a value found at a place.
+        show: Makes the value of the setting.
+        optional: Where it is not supported, the other changes may be made.
     """
-    if values is None:
-        return None
-    place = f"{where}.audio.input.{name}"
-    if where != "session":
-        raise UnsupportedError(f"{name} belongs to the session: set it by session.update", place)
-    return convert_given(values, kind, place)
+
+    name: str
+    kind: Any
+    read: Callable[[Any, str], Any] = lambda value, _: value
+    show: Callable[[Any], Any] = lambda value: value
+    optional: bool = False
+
+    def setting(self, value: Any, name: str, place: str) -> Any:
+        """Return the setting of a field that was given by a name, for one at this place."""
+        where, _, path = place.partition(".")
+        if path.startswith("audio.input.") and where != "session" and value is not None:
+            belongs = f"{path.rpartition('.')[2]} belongs to the session: set it by session.update"
+            raise UnsupportedError(belongs, place)
+        return self.read(convert_given(whole(value), self.kind, place if path in NULLABLE else name), place)
 
 
-def _first(current: Any, beta: Any) -> Any:
-    return beta if current is None else current
+def _require_without(name: str, value: Any, place: str) -> None:
+    """Check a field that is not honoured."""
+    if name != NOISE_REDUCTION:
+        require_neutral(name, value, NEUTRAL)
+    elif value:
+        raise UnsupportedError("noise reduction of the input is not supported: set it to null", place)
+
+
+def _by_path(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
+    """Return names and values of fields by their paths; the beta's only where no other is given."""
+    audio = convert(values.get("audio") or {}, _Audio, "audio")
+    found = [(path, name, values[name]) for name, path in BETA.items() if name in values]
+    found += [(name, name, each) for name, each in values.items() if name != "audio" and name not in BETA]
+    found += [
+        (path := f"audio.{side}.{name}", path, each)
+        for side, fields in audio.items()
+        for name, each in fields.items()
+    ]
+    return {path: (name, each) for path, name, each in found if each is not None or path in NULLABLE}
 
 
 def _speech(asked: list[str], where: str) -> bool:
@@ -377,3 +281,55 @@ def _tokens(most: int | str, where: str) -> int | None:
     if most < 1:
         raise InvalidRequestError(f"{where} must be positive, not {most}", where)
     return most
+
+
+def _instructions(text: str, where: str) -> str:
+    if len(text) > MAX_INSTRUCTIONS:
+        raise InvalidRequestError(f"{where} is limited to {MAX_INSTRUCTIONS} characters", where)
+    return text
+
+
+def _speed(speed: float, where: str) -> float:
+    require_speed(speed, where)
+    return speed
+
+
+def _shown_turns(turns: TurnRules | None) -> dict[str, Any] | None:
+    return None if turns is None else given(msgspec.to_builtins(turns))
+
+
+_Audio = dict[Literal["input", "output"], dict[str, Any]]
+_FORMAT: Final = FormatFields | BetaName
+FIELDS: Final[Mapping[str, _Field]] = {
+    "type": _Field("kind", Kind),
+    "output_modalities": _Field("speech", list[str], _speech, lambda speech: ["audio" if speech else "text"]),
+    "instructions": _Field("instructions", str, _instructions),
+    "max_output_tokens": _Field(
+        "max_output_tokens", int | Literal["inf"], _tokens, lambda most: most or "inf"
+    ),
+    "temperature": _Field("temperature", Temperature),
+    "tools": _Field("tools", Any, show=shown_tools),
+    "tool_choice": _Field("tool_choice", Any, read_choice, shown_choice),
+    "parallel_tool_calls": _Field("parallel", bool),
+    "audio.input.format": _Field("input_format", _FORMAT, read_format, shown_format),
+    "audio.input.turn_detection": _Field("turns", TurnRules | None, show=_shown_turns),
+    "audio.input.transcription": _Field("transcription", TranscriptionRules | None, show=msgspec.to_builtins),
+    "audio.output.format": _Field("output_format", _FORMAT, read_format, shown_format),
+    "audio.output.voice": _Field("voice", Voice, lambda voice, _: voice_name(voice)),
+    "audio.output.speed": _Field("speed", Speed, _speed, optional=True),
+}
+"""By their paths."""
+BETA: Final[Mapping[str, str]] = {
+    "modalities": "output_modalities",
+    "max_response_output_tokens": "max_output_tokens",
+    "voice": "audio.output.voice",
+    "speed": "audio.output.speed",
+    "input_audio_format": "audio.input.format",
+    "output_audio_format": "audio.output.format",
+    "turn_detection": "audio.input.turn_detection",
+    "input_audio_transcription": "audio.input.transcription",
+}
+"""Paths now of the beta's fields."""
+NOISE_REDUCTION: Final = "audio.input.noise_reduction"
+NULLABLE: Final = frozenset({"audio.input.turn_detection", "audio.input.transcription"})
+"""Fields in which null is a value: no detection of turns, no transcripts."""

@@ -31,20 +31,20 @@ class FormatFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rate: int | None = None
 
 
-def read_format(fields: FormatFields | None, beta: BetaName | None, where: str) -> Format | None:
-    """Return the format that is given in either form; none if none is.
+def read_format(asked: FormatFields | BetaName, where: str) -> Format:
+    """Return the format that is given in either form.
 
     Raises:
         InvalidRequestError: It has another rate.
     """
-    if fields is None:
-        return None if beta is None else OF_BETA[beta]
-    rate = RATE if fields.type in LAWS else SAMPLE_RATE
-    if fields.rate not in (None, rate):
+    if isinstance(asked, str):
+        return OF_BETA[asked]
+    rate = RATE if asked.type in LAWS else SAMPLE_RATE
+    if asked.rate not in (None, rate):
         raise InvalidRequestError(
-            f"{where}.rate of {fields.type} is {rate}, not {fields.rate}", f"{where}.rate"
+            f"{where}.rate of {asked.type} is {rate}, not {asked.rate}", f"{where}.rate"
         )
-    return fields.type
+    return asked.type
 
 
 def shown_format(name: Format) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 import random
 from dataclasses import dataclass, field, replace
 
-from checkpoint.corpus import COMMON_WORDS
+from checkpoint.tokenizer import COMMON_WORDS
 from labs.training.data import images, world
 from labs.training.data.images import Exchange, Scene
 from labs.training.data.world import Fact, FactSampler, number

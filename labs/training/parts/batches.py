@@ -13,7 +13,7 @@ from labs.training.data.dialogues import Dialogue, Turn
 from labs.training.data.images import Scene
 from labs.training.data.synthesis import Wave
 from labs.training.parts.vocabulary import SYSTEM_PROMPT
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 
 # Of silence, so that the last frame's window reaches into it, as in a longer padding.
 _MARGIN = RATE // 10

@@ -38,7 +38,7 @@ from labs.training.parts.loop import (
     weights_file,
 )
 from labs.training.parts.origin import copy_origin, origin_of
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 
 NAME = "thinker"
 RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)

@@ -16,9 +16,8 @@ from torch import nn
 from torch.nn import functional
 
 from checkpoint.config import CODEC_IDS, model_config, write_processors
-from checkpoint.corpus import training_lines
 from checkpoint.shape import SPEAKING, CheckpointShape
-from checkpoint.tokenizer import build_tokenizer, user_id, write_tokenizer
+from checkpoint.tokenizer import build_tokenizer, training_lines, user_id, write_tokenizer
 from checkpoint.writer import complete_directory
 from labs.training.data import world
 

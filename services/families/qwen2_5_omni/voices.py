@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from omnirelay.errors import CheckpointError, said
-from services.families.qwen2_5_omni.files import SPEAKER_FILE
+from services.families.qwen2_5_omni import SPEAKER_FILE
 
 
 @dataclass(frozen=True, eq=False)

@@ -4,120 +4,132 @@ import hashlib
 import logging
 import os
 import threading
-from collections import Counter, deque
-from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import Counter as CounterOf
+from collections.abc import Callable, Iterator
 from time import perf_counter
 from typing import Final
 
 from cachetools import LRUCache
+from prometheus_client import Counter, Histogram
+from prometheus_client.core import Metric
 from vllm.inputs import MultiModalInput
 
 from omnirelay.errors import (
     BusyError,
-    CancelledRequestError,
     MediaError,
     PromptTooLongError,
-    RequestError,
-    StageFailedError,
 )
-from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.limits import DecodeLimits
-from services.thinker.media.metrics import MediaMetrics
+from services.thinker.background import Background
+from services.thinker.media.decoded import DecodeLimits
+from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.rules import MediaRules, PreparedItem
 from shared.config import MediaConfig
-from shared.log import of_request
-from shared.messages import MediaItem, MediaKind, ThinkRequest
+from shared.messages import MEDIA_KINDS, MediaItem, MediaKind, StageName, ThinkRequest
+
+OUTCOMES: Final = ("decoded", "cached", "failed")
+SECONDS_BUCKETS: Final = (0.003, 0.01, 0.03, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0)
+_STAGE: Final[StageName] = "thinker"
+
+
+class MediaMetrics:
+    """Counts items and times their preparation; for any number of threads."""
+
+    def __init__(self) -> None:
+        items = Counter(
+            "omnirelay_media_items_total",
+            "Media items by `kind` and `outcome`.",
+            ["stage", "kind", "outcome"],
+            registry=None,
+        )
+        decode_seconds = Histogram(
+            "omnirelay_media_decode_seconds",
+            "Time to decode a file of a `kind`, failures included.",
+            ["stage", "kind"],
+            registry=None,
+            buckets=SECONDS_BUCKETS,
+        )
+        prepare_seconds = Histogram(
+            "omnirelay_media_prepare_seconds",
+            "Time from a request with media until its prompt was laid out, waits included.",
+            ["stage"],
+            registry=None,
+            buckets=SECONDS_BUCKETS,
+        )
+        self._all = items, decode_seconds, prepare_seconds
+        # Made at once, so that all are told from the start.
+        self.items = {
+            (kind, outcome): items.labels(_STAGE, kind, outcome)
+            for kind in MEDIA_KINDS
+            for outcome in OUTCOMES
+        }
+        self.decoding = {kind: decode_seconds.labels(_STAGE, kind) for kind in MEDIA_KINDS}
+        self.preparing = prepare_seconds.labels(_STAGE)
+
+    def collect(self) -> Iterator[Metric]:
+        """All of it, ready to be scraped."""
+        for metric in self._all:
+            yield from metric.collect()
+
 
 EARLY_RETRY_MS: Final = 1000
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class Outcome:
-    """What became of a request's media: the engine's input, or why there is none."""
-
-    request: ThinkRequest
-    result: MultiModalInput | RequestError
-
-    @property
-    def prompt(self) -> MultiModalInput:
-        """The engine's input; raises the RequestError that says why there is none."""
-        if isinstance(self.result, RequestError):
-            raise self.result
-        return self.result
-
-
-class MediaPreparer:
+class MediaPreparer(Background[MultiModalInput]):
     """Decodes the files of requests, makes features of them and lays out the prompts.
 
-    One thread and one decoder process for each item that is decoded at a time.  :attr:`wake_fd`, an
-    eventfd, is written to when there is something to :meth:`take`.
+    One thread and one decoder process for each item that is decoded at a time.
     """
 
+    problem = "the media could not be prepared"
+
     def __init__(self, rules: MediaRules, config: MediaConfig, max_positions: int) -> None:
+        wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        super().__init__("media", config.decoders, wake_fd, self._start_thread)
         self._rules = rules
         self._max_positions = max_positions
-        self._closed = False
         self.metrics: Final = MediaMetrics()
         self._budget: Final = _ByteBudget(config.max_held_bytes)
         self._cache: LRUCache[str, PreparedItem] = LRUCache(
             config.cache_bytes, getsizeof=lambda item: item.nbytes
         )
         self._limits = _decode_limits(config, rules)
-        self._threads = ThreadPoolExecutor(config.decoders, "media", self._start_thread)
         self._own = threading.local()
-        self._lock = threading.Lock()
         self._decoders: list[MediaDecoder] = []
-        self._waiting: set[str] = set()
-        self._outcomes: deque[Outcome] = deque()
-        self.wake_fd: Final = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         if rules.placeholders:
             # The first file should not wait until a process has started; the others start when needed.
             self._threads.submit(self._start_decoder)
-
-    @property
-    def has_outcomes(self) -> bool:
-        """There is something to take."""
-        return bool(self._outcomes)
 
     @property
     def held_bytes(self) -> int:
         """Bytes of features held for requests."""
         return self._budget.held_bytes
 
-    def submit(self, request: ThinkRequest) -> None:
-        """Begin with a request; its outcome will be there to take, unless it is released before."""
-        self._waiting.add(request.request_id)
-        self._threads.submit(self._prepare, request, perf_counter())
-
-    def take(self) -> list[Outcome]:
-        """Whatever has been finished since the last call, of requests that were not released."""
-        with self._lock:
-            outcomes, self._outcomes = list(self._outcomes), deque()
-            taken = [outcome for outcome in outcomes if outcome.request.request_id in self._waiting]
-            self._waiting.difference_update(outcome.request.request_id for outcome in taken)
-        return taken
-
     def release(self, request_id: str) -> None:
-        """Let go of a request, whether its outcome was taken or not."""
-        with self._lock:
-            self._waiting.discard(request_id)
-            self._budget.release(request_id)
+        """Let go of a request, and of what is held for it."""
+        super().release(request_id)
+        self._budget.release(request_id)
 
     def close(self) -> None:
         """End all threads and decoders; nothing is taken any more."""
-        with self._lock:
-            self._closed = True
-            self._waiting.clear()
-            decoders = list(self._decoders)
+        super().close()
+        os.close(self.wake_fd)
+
+    def interrupt(self) -> None:
+        """Let nobody wait for room, and end the decoders."""
         self._budget.close()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+        with self._lock:
+            decoders = list(self._decoders)
         for decoder in decoders:
             decoder.close()
-        self._threads.shutdown(wait=True)
-        os.close(self.wake_fd)
+
+    def work(self, request: ThinkRequest) -> MultiModalInput:
+        """The engine's input for a request."""
+        try:
+            return self._lay_out(request)
+        finally:
+            if (since := self._waiting.get(request.request_id)) is not None:
+                self.metrics.preparing.observe(perf_counter() - since)
 
     def _start_thread(self) -> None:
         self._own.decoder = MediaDecoder(self._limits)
@@ -130,33 +142,14 @@ class MediaPreparer:
         except MediaError as error:
             log.warning("%s; it is tried again with the first file", error)
 
-    def _prepare(self, request: ThinkRequest, since: float) -> None:
-        """The body of a thread for one request; whatever happens, there is an outcome."""
-        try:
-            outcome = Outcome(request, self._lay_out(request))
-        except RequestError as error:
-            outcome = Outcome(request, error)
-        except Exception as error:
-            # As from a C library; without an outcome the request would wait for its deadline.
-            about = of_request(request.request_id)
-            log.exception("the media of request %s could not be prepared", request.request_id, extra=about)
-            outcome = Outcome(request, StageFailedError(f"the media could not be prepared: {error!r}"))
-        with self._lock:
-            if request.request_id not in self._waiting:
-                self._budget.release(request.request_id)
-            elif not self._closed:
-                self.metrics.preparing().observe(perf_counter() - since)
-                self._outcomes.append(outcome)
-                os.eventfd_write(self.wake_fd, 1)
-
     def _lay_out(self, request: ThinkRequest) -> MultiModalInput:
         if request.early is None:
-            self._budget.wait_for_room(lambda: self._require_wanted(request))
-        numbers: Counter[MediaKind] = Counter()
+            self._budget.wait_for_room(lambda: self.require_wanted(request))
+        numbers: CounterOf[MediaKind] = CounterOf()
         items: list[PreparedItem] = []
         length = len(request.prompt_token_ids) - len(request.media)
         for index, item in enumerate(request.media, 1):
-            self._require_wanted(request)
+            self.require_wanted(request)
             numbers[item.kind] += 1
             with_audio = request.use_audio_in_video and item.kind == "video"
             partial = request.early == "recording" and index == len(request.media)
@@ -184,24 +177,19 @@ class MediaPreparer:
         with self._lock:
             prepared = self._cache.get(digest)
         if prepared is not None:
-            self.metrics.items(item.kind, "cached").inc()
+            self.metrics.items[item.kind, "cached"].inc()
             return prepared
-        with self.metrics.items(item.kind, "failed").count_exceptions():
-            with self.metrics.decoding(item.kind).time():
+        with self.metrics.items[item.kind, "failed"].count_exceptions():
+            with self.metrics.decoding[item.kind].time():
                 decoded = self._own.decoder.decode(
                     item.kind, item.data.view, name=name, with_audio=with_audio
                 )
             prepared = self._rules.prepare(digest, decoded, name)
-        self.metrics.items(item.kind, "decoded").inc()
+        self.metrics.items[item.kind, "decoded"].inc()
         if keep and prepared.nbytes <= self._cache.maxsize:
             with self._lock:
                 self._cache[digest] = prepared
         return prepared
-
-    def _require_wanted(self, request: ThinkRequest) -> None:
-        """Stop the work for a request that was released."""
-        if request.request_id not in self._waiting:
-            raise CancelledRequestError("the request was released")
 
 
 class _ByteBudget:

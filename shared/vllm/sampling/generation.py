@@ -9,11 +9,14 @@ from vllm.exceptions import VLLMClientError
 from vllm.inputs import MultiModalInput, TokensInput
 from vllm.outputs import CompletionOutput, RequestOutput
 from vllm.sampling_params import RequestOutputKind
-from vllm.v1.core.sched.scheduler import Scheduler
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import InvalidRequestError, PromptTooLongError, StageFailedError
-from shared.messages import FinishReason, Sampling, StageLoad, StageName
+from shared.messages import (
+    FinishReason,
+    Sampling,
+    StageName,
+)
 from shared.tracing.stage import StageTraces
 from shared.vllm.sampling.drawing import draw_here
 from shared.vllm.sampling.repetition import penalize_here
@@ -104,14 +107,6 @@ def begin_of_decoding(traces: StageTraces, request_id: str, output: RequestOutpu
 
     vLLM tells the latter if it keeps metrics (``stages.STAGE.http``); else prefill counts as waiting for it.
     """
-    if request_id not in traces:
-        return
     if output.metrics is not None and output.metrics.scheduled_ts:
         traces.enter(request_id, "prefill", output.metrics.scheduled_ts)
     traces.enter(request_id, "decode")
-
-
-def engine_load(scheduler: Scheduler, steps: int, held_bytes: int = 0) -> StageLoad:
-    """What an engine holds now; outbox and refusals are the stage loop's to add."""
-    running, waiting = scheduler.get_request_counts()
-    return StageLoad(running=running, waiting=waiting, held_bytes=held_bytes, steps=steps)

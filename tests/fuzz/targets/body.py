@@ -9,7 +9,7 @@ from unittest import mock
 import msgspec
 from starlette.requests import Request
 
-from gateway.access.clients import Principal
+from gateway.access.account import Principal
 from gateway.http.body import read_body
 from gateway.http.guards.guard import REQUEST_ID
 from gateway.http.guards.keys import CLIENT
@@ -24,7 +24,7 @@ from gateway.http.realtime.turns.listener import VoicePool
 from omnirelay.content import TextPart, parts_of
 from omnirelay.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
-from shared.families.qwen2_5_omni import SPEECH_SYSTEM_PROMPT
+from shared.families import SPEECH_SYSTEM_PROMPT
 from tests.fuzz.intake import CONFIG, INTERNAL, context, data_of
 from tests.fuzz.streams import at_once, cut
 

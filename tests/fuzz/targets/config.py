@@ -13,14 +13,15 @@ import yaml
 import zmq
 from zmq.utils import z85
 
+from gateway.access.account import Principal
 from gateway.access.api_keys import ApiKeys, hash_of, read_keys
-from gateway.access.clients import Principal
 from omnirelay.error_codes import to_event
 from omnirelay.errors import BusyError, ConfigError
 from omnirelay.protocol import Reply, pack
 from shared.config import ENV_PREFIX, Config, TracingConfig, load_config
+from shared.messages import ROLES
 from shared.tracing.setup import ENDPOINT_VARIABLE, TRACES_VARIABLE, traces_url
-from shared.transport.keys import ROLES, load_keys, public_file, secret_file
+from shared.transport.keys import load_keys, public_file, secret_file
 
 KEY: Final = "omr_seed"
 

@@ -23,8 +23,10 @@ from gateway.input import urls
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
 from omnirelay.errors import ConfigError, MediaError, MessageError
 from omnirelay.protocol import parse_address
-from services.thinker.media.decode.decoder import MediaDecoder
-from services.thinker.media.decode.pipe import (
+from services.thinker.media.decoded import DecodedAudio, DecodeLimits
+from services.thinker.media.decoder import MediaDecoder
+from services.thinker.media.formats import Format, check_format, tags_length
+from services.thinker.media.pipe import (
     ANSWERS,
     JOBS,
     LIMITS,
@@ -35,14 +37,10 @@ from services.thinker.media.decode.pipe import (
     Ready,
     Refused,
 )
-from services.thinker.media.decoded import DecodedAudio
-from services.thinker.media.files.formats import Format, check_format
-from services.thinker.media.files.mpeg_audio import tags_length
-from services.thinker.media.limits import DecodeLimits
-from shared.messages import MEDIA_KINDS, MediaKind, TraceParent
+from shared.messages import MEDIA_KINDS, ROLES, MediaKind, Role, TraceParent
 from shared.tracing.otel import Tracer
 from shared.transport.curve import WELCOME, ConnectionGuard
-from shared.transport.keys import ROLES, Keys, Role
+from shared.transport.keys import Keys
 from tests.support.decoding import nbytes
 
 MAX_BYTES: Final = 1500

@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import zmq
 
-from gateway.dispatch import stage_errors
+from gateway.dispatch.dispatcher import from_stage
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.requests.lifecycle import Lifecycle, StateCounts
 from gateway.requests.record import RequestRecord
@@ -84,7 +84,7 @@ def _take(message: Any, frames: list[bytes]) -> None:
         case messages.TextDelta() | messages.CodecDelta() | messages.AudioChunk():
             _record().apply(message)
         case messages.RequestFailed():
-            assert isinstance(stage_errors.from_stage(message), OmniRelayError)
+            assert isinstance(from_stage(message), OmniRelayError)
         case messages.Heartbeat() | messages.AbortDone() | messages.Farewell():
             _hear(messages.control_identity(message.stage, message.instance), frames)
 

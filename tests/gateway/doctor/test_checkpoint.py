@@ -20,7 +20,7 @@ from omnirelay.errors import CheckpointError
 from ops import checkpoint as made
 from ops.doctor import checkpoint
 from ops.doctor.finding import Finding
-from services.families.sizes import Model
+from services.families.memory import Model
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.manifest import MANIFEST_FILE, write_manifest
 from tests.gateway.bench import Patch

@@ -20,8 +20,8 @@ from ops.doctor import checkpoint, limits, machine, software
 from ops.doctor.finding import Finding
 from ops.doctor.machine import Machine
 from services.families.family import Paged
-from services.families.qwen2_5_omni.files import SYNTHESIS
-from services.families.sizes import Model
+from services.families.memory import Model
+from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.config import Config
 from shared.devices import EngineReport
 from shared.messages import STAGES, StageName
@@ -37,13 +37,13 @@ TINY = Model(
     dtype="float32",
     weights=Weights(17_000_000, {"thinker": 1_100_000, "talker": 2_100_000, "token2wav": 1_100_000}),
     paged={"thinker": Paged(8192, 384), "talker": Paged(8192, 384)},
-    synthesis=SYNTHESIS,
+    synthesis=QWEN2_5_OMNI.synthesis,
 )
 LARGE = Model(
     dtype="bfloat16",
     weights=Weights(22 * 10**9, {"thinker": 9 * 10**9, "talker": 10**9, "token2wav": 4 * 10**8}),
     paged={"thinker": Paged(32_768, 32_256), "talker": Paged(32_768, 28_160)},
-    synthesis=SYNTHESIS,
+    synthesis=QWEN2_5_OMNI.synthesis,
 )
 
 

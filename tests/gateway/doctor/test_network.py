@@ -12,11 +12,11 @@ import pytest
 import zmq
 
 from ops.addresses import addresses
-from ops.doctor import calls, network, security
+from ops.doctor import access, network
 from ops.doctor.finding import Finding
 from shared.config import Config
-from shared.messages import STAGES
-from shared.transport.keys import ROLES, make_keys, public_file, secret_file
+from shared.messages import ROLES, STAGES
+from shared.transport.keys import make_keys, public_file, secret_file
 from tests.gateway.bench import Configure, Patch, bench, make_config
 from tests.gateway.checkpoint_dir import levels, only
 from tests.support.ports import free_ports
@@ -192,7 +192,7 @@ def test_gateways_elsewhere_that_cannot_be_are_problems() -> None:
 
 def of_calls(gateway: dict[str, Any] | None = None, **webrtc: Any) -> list[Finding]:
     config = Config.model_validate({"gateway": {"webrtc": {"enabled": True, **webrtc}, **(gateway or {})}})
-    return list(calls.check_calls(config))
+    return list(network.check_calls(config))
 
 
 def test_what_callers_must_reach_is_said() -> None:
@@ -210,7 +210,7 @@ def test_calls_that_cannot_be_made(monkeypatch: Patch, tmp_path: Path) -> None:
     assert elsewhere.what == "not addresses of this machine: 192.0.2.10"
     few = tmp_path / "ip_local_port_range"
     few.write_text("50000\t50009\n")
-    monkeypatch.setattr(calls, "PORT_RANGE", few)
+    monkeypatch.setattr(network, "PORT_RANGE", few)
     found = only(of_calls(addresses=["127.0.0.1"]), "warning", "10 UDP ports for 10 calls")
     assert "at least 20" in found.advice
     only(of_calls(max_calls=5), "ok")
@@ -224,9 +224,7 @@ def test_calls_that_cannot_be_made(monkeypatch: Patch, tmp_path: Path) -> None:
 
 def of_keys(keys: Path | None = None, inbox: str = "tcp://127.0.0.1:5562", **section: Any) -> list[Finding]:
     values = {"security": {"keys": str(keys) if keys else None, **section}}
-    return list(
-        security.check_keys(Config.model_validate({**values, "stages": {"thinker": {"inbox": inbox}}}))
-    )
+    return list(access.check_keys(Config.model_validate({**values, "stages": {"thinker": {"inbox": inbox}}})))
 
 
 def test_keys_that_are_not_there(tmp_path: Path) -> None:

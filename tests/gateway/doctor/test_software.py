@@ -11,8 +11,8 @@ from omnirelay.errors import StageStartError
 from ops.doctor import gpus, software
 from ops.doctor.finding import Finding
 from services.families.family import Paged
-from services.families.qwen2_5_omni.files import SYNTHESIS
-from services.families.sizes import Model
+from services.families.memory import Model
+from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from shared.config import Config
 from shared.devices import EngineReport, Gpu
 from shared.messages import STAGES
@@ -28,7 +28,7 @@ MODEL = Model(
     dtype="bfloat16",
     weights=Weights(22 * GIB, {"thinker": 9 * GIB, "talker": 1 * GIB, "token2wav": GIB // 2}),
     paged={"thinker": Paged(32_768, 32_256), "talker": Paged(32_768, 28_160)},
-    synthesis=SYNTHESIS,
+    synthesis=QWEN2_5_OMNI.synthesis,
 )
 
 

@@ -10,11 +10,11 @@ from typing import Final, NamedTuple
 
 from gateway.fairness.rate_limit import TokenBucket
 from gateway.fairness.thread import FairThread
-from gateway.http.realtime.input.audio import InputAudio
+from gateway.http.realtime.input.buffers import InputAudio
 from gateway.http.realtime.items import BYTES_PER_S, milliseconds, new_item_id
-from gateway.http.realtime.turns.end import HEARD_BYTES, EndDetector
 from gateway.http.realtime.turns.playback import Playback, SentAnswer
 from gateway.http.realtime.turns.rules import SemanticVad, TurnRules
+from gateway.http.realtime.turns.smart_turn import HEARD_BYTES, EndDetector
 from gateway.http.realtime.turns.stream import WINDOW_BYTES, VoiceStream, Window
 from gateway.http.realtime.turns.tracker import Change, TurnTracker
 from shared.messages import SAMPLE_RATE

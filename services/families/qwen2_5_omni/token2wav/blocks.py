@@ -29,14 +29,13 @@ def to_blocks(frames: torch.Tensor, block_size: int) -> torch.Tensor:
 class BlockLayout(NamedTuple):
     """Which block is whose, and who its neighbours are.
 
-    A *source* row is a block of a request; guidance needs two sequences of some requests, so a *row*
-    of the network's input is a block of a branch of a request.  All conditioned rows come first, in the
-    order of the source rows; then the unconditioned ones.
+    A *source* row is a block of a request; guidance needs two sequences of each, so a *row* of the network's
+    input is a block of a branch of a request.  All conditioned rows come first, in the order of the source
+    rows; then the unconditioned ones, in the same order.
     """
 
     source: torch.Tensor  # Source row of each row, int64 [rows]
     request: torch.Tensor  # Request of each row, int64 [rows]
-    guided: torch.Tensor  # Source rows that have an unconditioned row, in the order of those, int64 [guided]
     previous: torch.Tensor  # Row of the block before in the same sequence, int64 [rows]; itself without one
     following: torch.Tensor  # Row of the block after; itself without one
     continued: torch.Tensor  # Rows with a block before that is not in the batch, int64 [continued]
@@ -72,7 +71,7 @@ class BlockLayout(NamedTuple):
 
 def build_layout(
     frames: Sequence[int],
-    guided: Sequence[bool],
+    guided: bool,
     block_size: int,
     device: torch.device,
     continued: Sequence[bool] = (),
@@ -83,7 +82,7 @@ def build_layout(
 
     Args:
         frames: length of each request's sequence.
-        guided: whether each request has an unconditioned branch besides the conditioned one.
+        guided: whether there is an unconditioned branch besides the conditioned one.
         block_size: frames in a block.
         device: where the tensors of the layout go.
         continued: whether a block that is not in the batch stands before each request's first one.
@@ -97,11 +96,11 @@ def build_layout(
     dummy = sum(counts)
     if filled:
         counts.append(filled_size(dummy) - dummy)
-        frames, guided = [*frames, counts[-1] * block_size], [*guided, all(guided)]
+        frames = [*frames, counts[-1] * block_size]
     blocks = torch.tensor(counts)
     requests = torch.arange(len(frames))
     first_source = torch.cumsum(blocks, 0) - blocks
-    branches = torch.cat([requests, requests[torch.tensor(guided, dtype=torch.bool)]])
+    branches = requests.repeat(1 + guided)
     lengths = blocks[branches]
     request = torch.repeat_interleave(branches, lengths)
     branch_starts = torch.cumsum(lengths, 0) - lengths
@@ -127,7 +126,7 @@ def build_layout(
             functional.pad(each, (0, size - each.numel()), value=dummy) for each in (taking, leaving)
         )
     whole = bool(valid.all()) and not filled
-    tensors = [source, request, source[int(blocks.sum()) :], previous, following, taking, leaving, mask]
+    tensors = [source, request, previous, following, taking, leaving, mask]
     there: list[Any] = all_to_device(tensors if whole else [*tensors, valid[:, None, None, :]], device)
     return BlockLayout(*there, *([None] if whole else []))
 

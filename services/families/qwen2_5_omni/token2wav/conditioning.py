@@ -1,12 +1,17 @@
-"""What conditions a request's diffusion, computed once: its voice, its codec ids, its positions.
+"""What conditions a request's diffusion, computed once: its voice, its codec ids, its positions, its past.
 
 Reference: ``DiTInputEmbedding`` and ``DiTCodecEmbedding`` of transformers, which compute all this anew
 for each of the 36 evaluations of an utterance.
+
+A frame of the DiT sees the block before its own, in the layers that look back, and nothing further.  So
+all that a chunk's first block needs of the past are the keys and values that the last block before it
+had, in those layers, at every evaluation of the network: the solver evaluates it at the same times for
+every chunk of a stream.
 """
 
-import itertools
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 
 import torch
@@ -14,14 +19,81 @@ from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import Qwen2_5O
 
 from omnirelay.errors import CheckpointError, UnknownSpeakerError
 from services.families.qwen2_5_omni.token2wav.blocks import MOST_FILLED, build_layout, filled_size, to_blocks
-from services.families.qwen2_5_omni.token2wav.carry import CarriedChunk, Carry, StreamPast, past_of
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer, DiTBatch, layers_looking_back
 from services.families.qwen2_5_omni.token2wav.noise import initial_noise
 from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP, evaluation_times, time_points
-from services.families.qwen2_5_omni.token2wav.synthesis import steps_of
 from services.families.qwen2_5_omni.voices import Speaker
-from services.token2wav.synthesis import SynthesisChunk
+from services.token2wav.chunks import StreamState, SynthesisChunk
+from shared.config import SynthesisConfig
 from shared.vllm.transfer import to_device
+
+
+@dataclass(eq=False)
+class StreamPast:
+    """What the chunks of a stream so far leave.
+
+    Attributes:
+        mel: log-mel frames made audio last, float32 [frames, mel_dim]; None where there are none.
+        attention: keys and values of the last block made audio, float32
+            [evaluations, layers that look back, 2, branches, heads, block_size, head_dim]; None where
+            they are not known.
+        overlap: samples behind those made audio last, which the next chunk makes again from a better
+            spectrogram, float32 [samples]; None where no chunk follows or audio was not wanted.
+    """
+
+    mel: torch.Tensor | None = None
+    attention: torch.Tensor | None = None
+    overlap: torch.Tensor | None = None
+
+
+def past_of(stream: StreamState) -> StreamPast:
+    """What a stream's chunks left; made with the first of them."""
+    if not isinstance(stream.left, StreamPast):
+        stream.left = StreamPast()
+    return stream.left
+
+
+@dataclass(frozen=True, eq=False)
+class CarriedChunk:
+    """How one chunk of a batch takes over and leaves keys and values."""
+
+    past: torch.Tensor  # The ``attention`` of :class:`StreamPast`
+    request: int  # The chunk's number in the batch
+    continues: bool  # Whether ``past`` holds what the chunk before left
+    leaves: bool  # Whether a chunk follows
+
+    def at(self, evaluations: Sequence[int]) -> torch.Tensor:
+        """What is held for the evaluations of a step, of which each request's first is given."""
+        first = evaluations[self.request]
+        return self.past[first : first + EVALUATIONS_PER_STEP]
+
+
+@dataclass(frozen=True, eq=False)
+class Carry:
+    """Keys and values that the chunks of a batch take over and leave; in the order of the batch.
+
+    ``filler`` is of the same shape: of so many further rows as the batch takes over, or of none.
+    """
+
+    chunks: Sequence[CarriedChunk]
+    filler: torch.Tensor
+
+    def take(self, evaluations: Sequence[int]) -> torch.Tensor:
+        """What those chunks that continue take over in a step of the solver.
+
+        Returns float32 [evaluations, layers that look back, 2, continued rows, heads, block_size, head_dim].
+        """
+        return torch.cat(
+            [chunk.at(evaluations) for chunk in self.chunks if chunk.continues] + [self.filler], dim=3
+        )
+
+    def leave(self, evaluations: Sequence[int], left: torch.Tensor) -> None:
+        """Keep what a step leaves, so shaped with the rows left, where what it took over was."""
+        row = 0
+        for place in (chunk.at(evaluations) for chunk in self.chunks if chunk.leaves):
+            place.copy_(left[:, :, :, row : row + place.shape[3]])
+            row += place.shape[3]
+
 
 _NO_GUIDANCE_BELOW = 1e-5
 
@@ -34,14 +106,6 @@ class Voice:
     unconditioned: torch.Tensor
 
 
-@dataclass(frozen=True, eq=False)
-class Schedule:
-    """What depends on nothing but where the solver stops: all chunks that stop there share it."""
-
-    length: torch.Tensor  # Of the step that each evaluation belongs to, float32 [steps * 4]
-    modulation: torch.Tensor  # Of the transformer at each evaluation, float32 [steps * 4, values]
-
-
 @dataclass
 class SolverState:
     """One request between two steps of the solver."""
@@ -51,7 +115,6 @@ class SolverState:
     continues: bool  # Whether the chunk before left its keys and values
     frames: int  # Mel frames in the window
     mel: torch.Tensor  # The noisy mel, float32 [blocks, block_size, mel_dim]
-    schedule: Schedule
     conditioned: torch.Tensor  # Constant input, float32 [blocks, block_size, hidden]
     unconditioned: torch.Tensor | None  # The same, float32 [hidden]; None without guidance
     rotation: torch.Tensor  # Rotary table, complex64 [blocks, block_size, head_dim / 2]
@@ -74,12 +137,14 @@ class SolverState:
 class Conditioner:
     """Prepares requests for a transformer, whose weights are loaded, and puts prepared ones into a batch."""
 
-    def __init__(self, dit: DiffusionTransformer, speakers: Mapping[str, Speaker]) -> None:
+    def __init__(
+        self, dit: DiffusionTransformer, speakers: Mapping[str, Speaker], config: SynthesisConfig
+    ) -> None:
         self._dit = dit
+        self._guided = config.guidance_scale >= _NO_GUIDANCE_BELOW
+        self._points = time_points(config.time_points, config.sway_coefficient)
         self._speakers = speakers
         self._voices: dict[str, Voice] = {}
-        # One in practice: the configuration says where the solver stops.
-        self._schedules: dict[tuple[int, float | None], Schedule] = {}
 
     @property
     def _device(self) -> torch.device:
@@ -115,29 +180,27 @@ class Conditioner:
         past = past_of(chunk.stream)
         continues = past.attention is not None
         if not (continues or chunk.is_last):
-            past.attention = self._room_for_past(
-                steps_of(chunk) * EVALUATIONS_PER_STEP, 1 + _is_guided(chunk)
-            )
+            past.attention = self._room_for_past(len(self._lengths), 1 + self._guided)
         return SolverState(
             chunk=chunk,
             past=past,
             continues=continues,
             frames=frames,
             mel=to_blocks(to_device(noise, self._device), config.block_size),
-            schedule=self._schedule(chunk.config.time_points, chunk.config.sway_coefficient),
             conditioned=to_blocks(constant.repeat_interleave(config.repeats, dim=0), config.block_size),
-            unconditioned=voice.unconditioned if _is_guided(chunk) else None,
+            unconditioned=voice.unconditioned if self._guided else None,
             rotation=to_blocks(self._rotary(chunk.start, frames), config.block_size),
         )
 
-    def _schedule(self, count: int, sway_coefficient: float | None) -> Schedule:
-        key = (count, sway_coefficient)
-        if key not in self._schedules:
-            points = time_points(count, sway_coefficient)
-            times = evaluation_times(points).to(self._device)
-            lengths = points.diff().repeat_interleave(EVALUATIONS_PER_STEP).to(self._device)
-            self._schedules[key] = Schedule(lengths, self._dit.modulation(times))
-        return self._schedules[key]
+    @cached_property
+    def _lengths(self) -> torch.Tensor:
+        """Of the step that each evaluation belongs to, float32 [steps * 4]."""
+        return self._points.diff().repeat_interleave(EVALUATIONS_PER_STEP).to(self._device)
+
+    @cached_property
+    def _modulation(self) -> torch.Tensor:
+        """Of the transformer at each evaluation, float32 [steps * 4, values]."""
+        return self._dit.modulation(evaluation_times(self._points).to(self._device))
 
     def _rotary(self, start: int, frames: int) -> torch.Tensor:
         """Rotary table at the positions that the frames have in the stream, [frames, head_dim / 2]."""
@@ -167,11 +230,11 @@ class Conditioner:
             if state.unconditioned is not None
         ]
         sizes = [state.mel.shape[0] for state in states]
-        fill = fill and sum(sizes) < MOST_FILLED and len(further) in (0, len(states))
+        fill = fill and sum(sizes) < MOST_FILLED
         filler = filled_size(sum(sizes)) - sum(sizes) if fill else 0
         layout = build_layout(
             [state.frames for state in states],
-            [state.unconditioned is not None for state in states],
+            self._guided,
             self._dit.config.block_size,
             self._device,
             [state.continues for state in states],
@@ -184,13 +247,6 @@ class Conditioner:
             if state.past.attention is not None
         ]
         taken = sum(each.past.shape[3] for each in carried if each.continues)
-        schedule, starts = _joined([state.schedule for state in states])
-        scales = [
-            state.chunk.config.guidance_scale if state.unconditioned is not None else 0.0
-            for state, size in zip(states, sizes, strict=True)
-            for _ in range(size)
-        ]
-        scale = to_device(torch.tensor([*scales, *[0.0] * filler], dtype=torch.float32), self._device)
         return SolverBatch(
             DiTBatch(
                 layout=layout,
@@ -200,13 +256,11 @@ class Conditioner:
                 rotation=torch.view_as_real(
                     torch.cat(_filled([state.rotation for state in states], filler))[layout.source]
                 ),
-                guidance=scale[layout.guided].view(-1, 1, 1),
-                modulation=schedule.modulation,
-                length=schedule.length,
+                modulation=self._modulation,
+                length=self._lengths,
             ),
             Carry(carried, self._room_for_past(EVALUATIONS_PER_STEP, layout.continued.shape[0] - taken)),
             [*sizes, filler],
-            starts,
             fill,
         )
 
@@ -222,21 +276,6 @@ def _filled(parts: list[torch.Tensor], filler: int) -> list[torch.Tensor]:
     return [*parts, parts[0].new_zeros(filler, *parts[0].shape[1:])] if parts and filler else parts
 
 
-def _joined(schedules: Sequence[Schedule]) -> tuple[Schedule, list[int]]:
-    """One schedule behind the other, each once, and where that of each request begins.
-
-    A single one stays itself: a recorded step need not copy tensors that are the same in all batches.
-    """
-    different = list({id(each): each for each in schedules}.values())
-    ends = itertools.accumulate(each.length.shape[0] for each in different)
-    starts = {id(each): end - each.length.shape[0] for each, end in zip(different, ends, strict=True)}
-    whole = different[0]
-    if len(different) > 1:
-        lengths, modulations = zip(*((each.length, each.modulation) for each in different), strict=True)
-        whole = Schedule(torch.cat(lengths), torch.cat(modulations))
-    return whole, [starts[id(each)] for each in schedules]
-
-
 @dataclass
 class SolverBatch:
     """A batch of requests: what the transformer computes with, and what the host knows of it."""
@@ -244,12 +283,10 @@ class SolverBatch:
     tensors: DiTBatch
     carry: Carry
     sizes: list[int]  # Source rows of each request, and those that fill
-    starts: Sequence[int]  # Of each request's evaluations among those of the batch
     filled: bool  # Whether its tensors have one of few sizes
 
-    def evaluations(self, steps: Sequence[int]) -> torch.Tensor:
+    def evaluations(self, firsts: Sequence[int]) -> torch.Tensor:
         """The first evaluation of a step of each request: of each row, or where all have the same, of all."""
-        firsts = [start + first for start, first in zip(self.starts, steps, strict=True)]
         request = self.tensors.layout.request
         if not self.filled and len(set(firsts)) == 1:
             return to_device(torch.tensor(firsts[:1]), request.device)
@@ -261,10 +298,6 @@ class SolverBatch:
         return torch.cat(
             [state.mel for state in states] + [first.new_zeros(self.sizes[-1], *first.shape[1:])]
         )
-
-
-def _is_guided(chunk: SynthesisChunk) -> bool:
-    return chunk.config.guidance_scale >= _NO_GUIDANCE_BELOW
 
 
 def check_speakers(speakers: Mapping[str, Speaker], config: Qwen2_5OmniDiTConfig, path: Path) -> None:

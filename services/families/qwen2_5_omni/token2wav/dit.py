@@ -52,7 +52,6 @@ class DiTBatch(NamedTuple):
     layout: BlockLayout
     constant: torch.Tensor  # Of the projected input, float32 [rows, block_size, hidden]
     rotation: torch.Tensor  # Rotary table, cosines and sines, float32 [rows, block_size, head_dim / 2, 2]
-    guidance: torch.Tensor  # Scale of each guided source row, float32 [guided, 1, 1]
     modulation: torch.Tensor  # Of all layers at each evaluation, float32 [evaluations, values]
     length: torch.Tensor  # Of the solver's step that an evaluation belongs to, float32 [evaluations]
 
@@ -253,9 +252,12 @@ def _compute_compiled(
 class DiffusionTransformer(nn.Module):
     """Velocity of a batch of noisy mel spectrograms; ``projection`` makes the linear layers."""
 
-    def __init__(self, config: Qwen2_5OmniDiTConfig, projection: Projection = nn.Linear) -> None:
+    def __init__(
+        self, config: Qwen2_5OmniDiTConfig, guidance_scale: float, projection: Projection = nn.Linear
+    ) -> None:
         super().__init__()
         self.config = config
+        self.guidance_scale = guidance_scale
         self.time_embed = DiTTimestepEmbedding(config.hidden_size)
         self.text_embed = DiTCodecEmbedding(config.num_embeds, config.emb_dim, config.repeats)
         self.input_embed = InputEmbedding(config)
@@ -338,5 +340,4 @@ class DiffusionTransformer(nn.Module):
         conditioned, unconditioned = output[: mel.shape[0]], output[mel.shape[0] :]
         if unconditioned.shape[0] == 0:
             return conditioned
-        difference = conditioned[layout.guided] - unconditioned
-        return conditioned.index_add(0, layout.guided, difference * batch.guidance)
+        return conditioned + (conditioned - unconditioned) * self.guidance_scale

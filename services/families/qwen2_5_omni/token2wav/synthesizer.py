@@ -1,19 +1,87 @@
-"""Advances chunks by the solver steps that they are given, and makes solved ones audio."""
+"""Advances chunks by the solver steps that they are given, and makes solved ones audio; what that costs."""
 
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import partial
-from typing import Final, TypeAlias
+from typing import Final, Self, TypeAlias
 
 import torch
+from transformers.models.qwen2_5_omni.configuration_qwen2_5_omni import (
+    Qwen2_5OmniBigVGANConfig,
+    Qwen2_5OmniDiTConfig,
+    Qwen2_5OmniToken2WavConfig,
+)
 
+from omnirelay.errors import CheckpointError
 from services.families.qwen2_5_omni.token2wav.conditioning import Conditioner, SolverBatch, SolverState
 from services.families.qwen2_5_omni.token2wav.dit import DiffusionTransformer
 from services.families.qwen2_5_omni.token2wav.ode import EVALUATIONS_PER_STEP
-from services.families.qwen2_5_omni.token2wav.synthesis import SolverWork, steps_of
-from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder
-from services.token2wav.synthesis import SynthesisChunk
+from services.families.qwen2_5_omni.token2wav.vocoder import Vocoder, samples_per_frame
+from services.token2wav.chunks import CodecGeometry, SynthesisChunk
+from services.token2wav.family import Cost
+from shared.config import SynthesisConfig
 from shared.vllm.recorded import Record, Recorded
+
+
+def component_configs(config: object) -> tuple[Qwen2_5OmniDiTConfig, Qwen2_5OmniBigVGANConfig]:
+    """Configurations of transformer and vocoder; raises CheckpointError if they do not fit each other."""
+    if not isinstance(config, Qwen2_5OmniToken2WavConfig):
+        raise CheckpointError(f"expected a token2wav configuration, got {type(config).__name__}")
+    dit, bigvgan = config.dit_config, config.bigvgan_config
+    if not isinstance(dit, Qwen2_5OmniDiTConfig) or not isinstance(bigvgan, Qwen2_5OmniBigVGANConfig):
+        raise CheckpointError("token2wav_config: dit_config or bigvgan_config is missing")
+    if dit.mel_dim != bigvgan.mel_dim:
+        raise CheckpointError(
+            f"token2wav_config: dit_config.mel_dim is {dit.mel_dim}, bigvgan_config.mel_dim {bigvgan.mel_dim}"
+        )
+    return dit, bigvgan
+
+
+@dataclass(frozen=True)
+class SolverWork:
+    """See :class:`services.token2wav.family.Work`.
+
+    A chunk takes solver steps, the last of which makes the first piece of audio, and then further pieces.
+    """
+
+    geometry: CodecGeometry
+    config: SynthesisConfig
+
+    @classmethod
+    def of(cls, config: object, synthesis: SynthesisConfig) -> Self:
+        """That of a checkpoint's token2wav; raises CheckpointError if its parts do not fit each other."""
+        dit, vocoder = component_configs(config)
+        geometry = CodecGeometry(
+            block_size=dit.block_size,
+            repeats=dit.repeats,
+            max_frames=dit.max_position_embeddings,
+            unit_samples=samples_per_frame(vocoder),
+            # The table has a row more than num_embeds says (reference: DiTCodecEmbedding).
+            ids=dit.num_embeds + 1,
+        )
+        return cls(geometry, synthesis)
+
+    @property
+    def steps(self) -> int:
+        """Solver steps of a chunk."""
+        return self.config.time_points - 1
+
+    def advances(self, chunk: SynthesisChunk) -> int:
+        """Its solver steps, the last of which makes audio, and further pieces of audio."""
+        return self.steps - 1 + self.pieces(chunk)
+
+    def cost(self, chunk: SynthesisChunk, done: int) -> Cost:
+        """The whole window for a solver step, and a piece of the target for audio."""
+        solved = self.geometry.window_frames(chunk.codes) if done < self.steps else 0
+        if done < self.steps - 1 or chunk.silent:
+            return Cost(solved, 0)
+        return Cost(solved, -(-chunk.target_frames // self.pieces(chunk)))
+
+    def pieces(self, chunk: SynthesisChunk) -> int:
+        """In how many pieces a chunk becomes audio."""
+        return 1 if chunk.silent else -(-chunk.target_frames // self.config.max_vocoder_frames)
+
 
 Mel: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """Frames before a piece of audio, its own, and those after it, float32 [frames, mel_dim] each."""
@@ -63,11 +131,10 @@ class SolverSynthesizer:
 
     def advance(self, states: Sequence[SolverState], advances: Sequence[range]) -> None:
         """Take one step after the other, each of all chunks that still have one to take."""
-        steps = []
+        steps, last = [], self._work.steps - 1
         for state, taken in zip(states, advances, strict=True):
-            count = steps_of(state.chunk)
-            steps.append([(state, step) for step in taken if step < count])
-            state.due_pieces += [step - (count - 1) for step in taken if step >= count - 1]
+            steps.append([(state, step) for step in taken if step <= last])
+            state.due_pieces += [step - last for step in taken if step >= last]
         batch: SolverBatch | None = None
         size = 0
         for offset in range(max(map(len, steps), default=0)):

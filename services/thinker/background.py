@@ -1,0 +1,116 @@
+"""Work for requests beside the step loop, on threads of its own."""
+
+import logging
+import os
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from time import perf_counter
+from typing import Final, Generic, TypeVar
+
+from omnirelay.errors import CancelledRequestError, RequestError, StageFailedError
+from shared.log import of_request
+from shared.messages import ThinkRequest
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+
+class Background(ABC, Generic[T]):
+    """Does something for each request, so that the step loop never waits for it.
+
+    Args:
+        name: Of the threads.
+        threads: How many.
+        wake_fd: An eventfd that is written to when there is something to :meth:`take`.
+        begin: What each thread begins with.
+    """
+
+    problem: str
+    """What is told of a request for which something unexpected happened, as a ``failure``."""
+    failure: type[RequestError] = StageFailedError
+
+    def __init__(
+        self, name: str, threads: int, wake_fd: int, begin: Callable[[], None] = lambda: None
+    ) -> None:
+        self.wake_fd: Final = wake_fd
+        self._threads = ThreadPoolExecutor(threads, name, begin)
+        self._lock = threading.Lock()
+        self._closed = False
+        # Since when, by request.
+        self._waiting: dict[str, float] = {}
+        self._outcomes: deque[tuple[ThinkRequest, Future[T]]] = deque()
+
+    @property
+    def has_outcomes(self) -> bool:
+        """There is something to take."""
+        return bool(self._outcomes)
+
+    @property
+    def waiting(self) -> list[str]:
+        """The requests whose outcomes were not taken."""
+        return list(self._waiting)
+
+    def submit(self, request: ThinkRequest) -> None:
+        """Begin with a request; its outcome will be there to take, unless it is released before."""
+        self._waiting[request.request_id] = perf_counter()
+        self._threads.submit(self._guarded, request).add_done_callback(partial(self._end, request))
+
+    def take(self) -> list[tuple[ThinkRequest, Future[T]]]:
+        """Whatever has been finished since the last call, of requests that were not released."""
+        with self._lock:
+            taken, self._outcomes = self._outcomes, deque()
+            return [each for each in taken if self._waiting.pop(each[0].request_id, None) is not None]
+
+    def release(self, request_id: str) -> None:
+        """Let go of a request, whether its outcome was taken or not."""
+        with self._lock:
+            self._waiting.pop(request_id, None)
+
+    def require_wanted(self, request: ThinkRequest) -> None:
+        """Stop the work for a request that was released."""
+        if request.request_id not in self._waiting:
+            raise CancelledRequestError("the request was released")
+
+    def close(self) -> None:
+        """End the threads; nothing is taken any more."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+        self._threads.shutdown(wait=False, cancel_futures=True)
+        self.interrupt()
+        self._threads.shutdown(wait=True)
+
+    @abstractmethod
+    def interrupt(self) -> None:
+        """End at once whatever the threads wait for; no other work begins."""
+
+    @abstractmethod
+    def work(self, request: ThinkRequest) -> T:
+        """Do it, on a thread; raises RequestError if it cannot be done."""
+
+    def _guarded(self, request: ThinkRequest) -> T:
+        try:
+            self.require_wanted(request)
+            return self.work(request)
+        except RequestError:
+            raise
+        except Exception as error:
+            # As from a C library; without an outcome the request would wait for its deadline.
+            about = of_request(request.request_id)
+            log.exception("request %s: %s", request.request_id, self.problem, extra=about)
+            raise self.failure(f"{self.problem}: {error!r}") from error
+
+    def _end(self, request: ThinkRequest, outcome: Future[T]) -> None:
+        """Keep the outcome; whatever happens, there is one."""
+        with self._lock:
+            wanted = request.request_id in self._waiting
+            if wanted and not self._closed:
+                self._outcomes.append((request, outcome))
+                os.eventfd_write(self.wake_fd, 1)
+        if not wanted:
+            # What the work has kept for it since it was released.
+            self.release(request.request_id)

@@ -1,1 +1,0 @@
-"""The child processes that decode files, and the pipe to them."""

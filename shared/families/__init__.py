@@ -1,1 +1,0 @@
-"""What is known of the model families without their engines, a module for each."""
