@@ -115,12 +115,16 @@ async def test_answers_are_cut_by_their_own_time(web: HttpBench, c: Connection, 
     assert (await retrieve(c, item.id)).content[0].transcript == "one two three"
 
 
-async def test_text_ahead_of_cancelled_speech_is_not_kept(web: HttpBench, c: Connection) -> None:
+@pytest.mark.parametrize("ended", [False, True], ids=["cancelled", "with too few codes"])
+async def test_text_ahead_of_its_speech_is_not_kept(web: HttpBench, c: Connection, ended: bool) -> None:
     request = await begin(web, c)
     await web.stages.text(request.request_id, 0, web.encode(" ".join([SPOKEN] * 5)), "stop")
-    await web.stages.audio(request.request_id, 0, SAID[:24_000].tobytes())
+    await web.stages.codec(request.request_id, 0, [7] * 10, "length" if ended else None)
+    await web.stages.audio(request.request_id, 0, SAID[:24_000].tobytes(), last=ended)
     item_id = (await take(c, "response.output_audio.delta"))[-1].item_id
-    # Also ends the answer.
+    if ended:
+        await take(c, "response.done")
+    # Else it also ends the answer.
     await truncate(c, item_id, 1000)
     [content] = (await retrieve(c, item_id)).content
     assert content.transcript == "one two three"

@@ -37,15 +37,6 @@ def routes(b: Bench, stage: StageName) -> list[str | None]:
     return [request.route.replica(stage) for request in b.stages.requests if request.route is not None]
 
 
-async def test_requests_that_come_together_are_spread(tcp: Bench, client: AsyncClient) -> None:
-    await second_of_each(tcp)
-    for number in range(8):
-        client.chat("Hi", seed=number)
-    await tcp.stages.request(7)
-    for stage in STAGES:
-        assert 3 <= routes(tcp, stage).count("first") <= 5
-
-
 async def test_only_those_who_know_each_other_serve_a_request(tcp: Bench, client: AsyncClient) -> None:
     await second_of_each(tcp)
     tcp.stages.replica("thinker").deaf_to_peers = True
