@@ -81,6 +81,23 @@ def test_any_settings(values: dict[str, Any]) -> None:
     }
 
 
+@pytest.mark.parametrize(
+    ("values", "param"),
+    [
+        ({"tempo": None}, "tempo"),
+        ({"audio": {"input": {"tempo": None}}}, "audio.input.tempo"),
+        ({"audio": {"tempo": {}}}, "audio.tempo"),
+        ({"audio": 0}, "audio"),
+        ({"audio.output.voice": "Chelsie"}, "audio.output.voice"),
+        ({"audio": {"output": {"format": "pcm16"}}}, "audio.output.format"),
+    ],
+)
+def test_no_such_field(values: dict[str, Any], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as found:
+        Settings().changed(values, "session", lambda _: None, refuse)
+    assert found.value.param == param
+
+
 @given(st.dictionaries(NAMES, JSON), st.sampled_from(["user", "assistant", "system"]))
 def test_any_item(values: dict[str, Any], role: str) -> None:
     try:

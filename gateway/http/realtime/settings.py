@@ -144,7 +144,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
                 elif field is not None:
                     changes[field.name] = field.setting(value, name, place)
                 elif path not in IGNORED:
-                    _require_without(name, value, place)
+                    _require_without(path, name, value, place)
             except UnsupportedError as error:
                 if field is not None and not field.optional:
                     raise
@@ -245,12 +245,13 @@ class _Field(NamedTuple):
         if path.startswith("audio.input.") and where != "session" and value is not None:
             belongs = f"{path.rpartition('.')[2]} belongs to the session: set it by session.update"
             raise UnsupportedError(belongs, place)
-        return self.read(convert_given(whole(value), self.kind, place if path in NULLABLE else name), place)
+        kind = BetaName if self.kind is FormatFields and name in BETA else self.kind
+        return self.read(convert_given(whole(value), kind, place if path in NULLABLE else name), place)
 
 
-def _require_without(name: str, value: Any, place: str) -> None:
+def _require_without(path: str, name: str, value: Any, place: str) -> None:
     """Check a field that is not honoured."""
-    if name != NOISE_REDUCTION:
+    if path != NOISE_REDUCTION:
         require_neutral(name, value, NEUTRAL)
     elif value:
         raise UnsupportedError("noise reduction of the input is not supported: set it to null", place)
@@ -258,15 +259,18 @@ def _require_without(name: str, value: Any, place: str) -> None:
 
 def _by_path(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Return names and values of fields by their paths; the beta's only where no other is given."""
-    audio = convert(values.get("audio") or {}, _Audio, "audio")
+    given_audio = values.get("audio")
+    audio = msgspec.structs.asdict(convert({} if given_audio is None else given_audio, _Audio, "audio"))
     found = [(path, name, values[name]) for name, path in BETA.items() if name in values]
-    found += [(name, name, each) for name, each in values.items() if name != "audio" and name not in BETA]
+    # A client's name with dots is no path.
+    others = [name for name in values if name != "audio" and name not in BETA]
+    found += [(name.replace(".", "/"), name, values[name]) for name in others]
     found += [
         (path := f"audio.{side}.{name}", path, each)
         for side, fields in audio.items()
         for name, each in fields.items()
     ]
-    return {path: (name, each) for path, name, each in found if each is not None or path in NULLABLE}
+    return {path: (name, each) for path, name, each in found if each is not None or path not in LEFT_OUT}
 
 
 def _speech(asked: list[str], where: str) -> bool:
@@ -298,8 +302,11 @@ def _shown_turns(turns: TurnRules | None) -> dict[str, Any] | None:
     return None if turns is None else given(msgspec.to_builtins(turns))
 
 
-_Audio = dict[Literal["input", "output"], dict[str, Any]]
-_FORMAT: Final = FormatFields | BetaName
+class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    input: dict[str, Any] = {}
+    output: dict[str, Any] = {}
+
+
 FIELDS: Final[Mapping[str, _Field]] = {
     "type": _Field("kind", Kind),
     "output_modalities": _Field("speech", list[str], _speech, lambda speech: ["audio" if speech else "text"]),
@@ -311,10 +318,10 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "tools": _Field("tools", Any, show=shown_tools),
     "tool_choice": _Field("tool_choice", Any, read_choice, shown_choice),
     "parallel_tool_calls": _Field("parallel", bool),
-    "audio.input.format": _Field("input_format", _FORMAT, read_format, shown_format),
+    "audio.input.format": _Field("input_format", FormatFields, read_format, shown_format),
     "audio.input.turn_detection": _Field("turns", TurnRules | None, show=_shown_turns),
     "audio.input.transcription": _Field("transcription", TranscriptionRules | None, show=msgspec.to_builtins),
-    "audio.output.format": _Field("output_format", _FORMAT, read_format, shown_format),
+    "audio.output.format": _Field("output_format", FormatFields, read_format, shown_format),
     "audio.output.voice": _Field("voice", Voice, lambda voice, _: voice_name(voice)),
     "audio.output.speed": _Field("speed", Speed, _speed, optional=True),
 }
@@ -333,3 +340,5 @@ BETA: Final[Mapping[str, str]] = {
 NOISE_REDUCTION: Final = "audio.input.noise_reduction"
 NULLABLE: Final = frozenset({"audio.input.turn_detection", "audio.input.transcription"})
 """Fields in which null is a value: no detection of turns, no transcripts."""
+LEFT_OUT: Final = frozenset({"model", *FIELDS}) - NULLABLE
+"""Fields in which null counts as left out; there is no other."""
