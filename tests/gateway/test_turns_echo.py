@@ -179,9 +179,9 @@ def test_a_user_who_begins_as_a_piece_comes_late_is_heard(seed: int, echo_db: fl
     assert hear(seed, echo_db, user_db).soon
 
 
-@pytest.mark.parametrize("seed", [1174, 1184])
-def test_an_echo_that_moves_by_a_few_samples_is_no_turn(seed: int) -> None:
-    assert hear(seed, -12).began is None
+@pytest.mark.parametrize(("seed", "echo_db"), [(1174, -12), (1184, -12), (47, -6)])
+def test_an_echo_that_moves_by_a_few_samples_is_no_turn(seed: int, echo_db: float) -> None:
+    assert hear(seed, echo_db).began is None
 
 
 def main(scenes: int, first: int, levels: str, hard: bool) -> None:

@@ -28,7 +28,7 @@ _SOUND: Final = np.float32(0.01)
 """Part of the loudest echo of a band below which its leak is not measured."""
 _LEAST: Final = 3
 """Windows with sound of the answer from which a leak is known."""
-_BEST_LEAK: Final = np.float32(0.001)
+_BEST_LEAK: Final = np.float32(0.002)
 """A leak is never taken for less: of all sounds, no filter cancels each so well."""
 _MOVED_LEAK: Final = (np.pi / 2 / SAMPLE_RATE * _CENTRES).astype(np.float32) ** 2
 """A leak is no less while the delay may be wrong by a quarter of a sample."""
