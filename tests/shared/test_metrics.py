@@ -302,8 +302,13 @@ def test_silent_clients_keep_nobody_out(served: Served) -> None:
 
 @pytest.mark.parametrize(
     ("before", "words"),
-    [(b"", b""), (b"", b"GET /metrics HTTP/1.1\r\n"), (ANSWERED, b"GET /livez HT")],
-    ids=["nothing", "head", "second head"],
+    [
+        (b"", b""),
+        (b"", b"GET /metrics HTTP/1.1\r\n"),
+        (ANSWERED, b"GET /livez HT"),
+        (ANSWERED + b"GET /livez HT", b""),
+    ],
+    ids=["nothing", "head", "second head", "second head at once"],
 )
 def test_a_silent_client_is_dropped_after_a_while(
     monkeypatch: pytest.MonkeyPatch, before: bytes, words: bytes
