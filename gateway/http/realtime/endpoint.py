@@ -115,14 +115,14 @@ class Sessions:
         if name is None:
             return None
         live, after = self._resumable.get(name), socket.query_params.get(AFTER, "0")
-        if not (after.isascii() and after.isdigit() and len(after) < MAX_DIGITS):
-            raise InvalidRequestError(f"{AFTER} must be the number of the last event that arrived", AFTER)
         resumes = self._context.gateway.metrics.session_resumes
         if live is None or not live.admits(client_of(socket.scope), secret_of(socket)):
             resumes.labels("refused").inc()
             raise SessionNotResumedError(
                 "no session of this client has this id and this secret, or it has ended", SESSION
             )
+        if not (after.isascii() and after.isdigit() and len(after) < MAX_DIGITS):
+            raise InvalidRequestError(f"{AFTER} must be the number of the last event that arrived", AFTER)
         detached = live.detached
         if live.connect(int(after)):
             resumes.labels("resumed" if detached else "taken_over").inc()
