@@ -107,7 +107,7 @@ class Sessions:
         """Connect a WebSocket to the session that it names; none if it names none.
 
         Raises:
-            InvalidRequestError: The number of its last event is none; a session stays as it is.
+            InvalidRequestError: The number of the last event is malformed; the session stays.
             SessionNotResumedError: There is no such session of this client, or it has ended now, because its
                 events are not kept.
         """
