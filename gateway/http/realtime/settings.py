@@ -134,17 +134,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             UnknownModelError: From ``require_model``.
         """
         changes: dict[str, Any] = {}
-        for path, (name, value) in _by_path(values).items():
-            field, place = FIELDS.get(path), f"{where}.{path}"
+        for path, value in _by_path(values, where).items():
+            field, place = FIELDS.get(path), f"{where}.{path[:64]}"
             try:
-                if path == "model":
-                    require_model(convert(value, str, path))
-                elif path == "tools":
-                    changes["tools"] = read_tools(value, place, unavailable)
-                elif field is not None:
-                    changes[field.name] = field.setting(value, name, place)
-                elif path not in IGNORED:
-                    _require_without(name, value, place)
+                with named({path[:64]: place}):
+                    if path == "model":
+                        require_model(convert(value, str, place))
+                    elif path == "tools":
+                        changes["tools"] = read_tools(value, place, unavailable)
+                    elif field is not None:
+                        changes[field.name] = field.setting(value, place)
+                    elif path not in IGNORED:
+                        _require_without(path, value, place)
             except UnsupportedError as error:
                 if field is not None and not field.optional:
                     raise
@@ -239,34 +240,32 @@ class _Field(NamedTuple):
     show: Callable[[Any], Any] = lambda value: value
     optional: bool = False
 
-    def setting(self, value: Any, name: str, place: str) -> Any:
-        """Return the setting of a field that was given by a name, for one at this place."""
+    def setting(self, value: Any, place: str) -> Any:
+        """Return the setting of a field at this place."""
         where, _, path = place.partition(".")
         if path.startswith("audio.input.") and where != "session" and value is not None:
             belongs = f"{path.rpartition('.')[2]} belongs to the session: set it by session.update"
             raise UnsupportedError(belongs, place)
-        return self.read(convert_given(whole(value), self.kind, place if path in NULLABLE else name), place)
+        return self.read(convert_given(whole(value), self.kind, place), place)
 
 
-def _require_without(name: str, value: Any, place: str) -> None:
+def _require_without(path: str, value: Any, place: str) -> None:
     """Check a field that is not honoured."""
-    if name != NOISE_REDUCTION:
-        require_neutral(name, value, NEUTRAL)
+    if path != NOISE_REDUCTION:
+        require_neutral(path, value, NEUTRAL)
     elif value:
         raise UnsupportedError("noise reduction of the input is not supported: set it to null", place)
 
 
-def _by_path(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return names and values of fields by their paths; the beta's only where no other is given."""
-    audio = convert(values.get("audio") or {}, _Audio, "audio")
-    found = [(path, name, values[name]) for name, path in BETA.items() if name in values]
-    found += [(name, name, each) for name, each in values.items() if name != "audio" and name not in BETA]
+def _by_path(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return values of fields by their paths; the beta's only where no other is given."""
+    audio = convert(values.get("audio") or {}, _Audio, f"{where}.audio")
+    found = [(path, values[name]) for name, path in BETA.items() if name in values]
+    found += [(name, each) for name, each in values.items() if name != "audio" and name not in BETA]
     found += [
-        (path := f"audio.{side}.{name}", path, each)
-        for side, fields in audio.items()
-        for name, each in fields.items()
+        (f"audio.{side}.{name}", each) for side, fields in audio.items() for name, each in fields.items()
     ]
-    return {path: (name, each) for path, name, each in found if each is not None or path in NULLABLE}
+    return {path: each for path, each in found if each is not None or path in NULLABLE}
 
 
 def _speech(asked: list[str], where: str) -> bool:
