@@ -46,9 +46,11 @@ class Validator:
         if request.say is not None and not request.speech:
             raise InvalidRequestError("say: only an answer with speech can be given its text", "say")
         if request.speech and "talker" not in self._registry.stages:
-            raise InvalidRequestError(
-                "this gateway is text-only (text_only is set): request an answer without speech"
-            )
+            advice = "it cannot speak"
+            if request.say is None:
+                how = '`omnirelay chat --text-only`, speech=False in Python, modalities ["text"] over HTTP'
+                advice = f"request an answer without speech: {how}"
+            raise InvalidRequestError(f"this gateway is text-only (text_only is set): {advice}")
         self._registry.require(STAGES if request.speech else STAGES[:1])
 
     def speaker(self, request: GenerateRequest) -> str | None:

@@ -1,6 +1,7 @@
 """Put reference tables, made from the code, into pages of the site: ``python -m scripts.reference FOLDER``.
 
 A line ``<!-- reference: NAME ARGUMENT -->`` of a page becomes what the function of this name returns.
+The lines right below it say where a reader of the file finds the same; the site leaves them out.
 """
 
 import argparse
@@ -29,7 +30,7 @@ from shared.config import Config, StageConfig
 from shared.docstrings import described_fields
 
 ROOT: Final = Path(__file__).resolve().parents[1]
-MARK: Final = re.compile(r"^<!-- reference: (\w+) ?(\S*) -->$", re.MULTILINE)
+MARK: Final = re.compile(r"^<!-- reference: (\w+) ?(\S*) -->$(?:\n.+)*", re.MULTILINE)
 METRICS: Final = {
     "Queues between processes": ("shared/transport",),
     "Every process": ("shared/metrics.py",),
@@ -286,7 +287,7 @@ TABLES: Final = {
 
 
 def fill(text: str) -> str:
-    """Replace a page's marks by the tables that they name."""
+    """Replace a page's marks, with the lines right below them, by the tables that they name."""
     return MARK.sub(lambda mark: TABLES[mark[1]](mark[2]), text)
 
 

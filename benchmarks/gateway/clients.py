@@ -116,7 +116,7 @@ class HttpParser:
         # Events end with an empty line, which may come in two pieces; the head of HTTP is before the first.
         *events, rest = (self._rest + data).split(b"\n\n")
         self._rest = rest
-        if not self.request_id and b"}" in rest and not rest.startswith(b"HTTP/1.1 200"):
+        if b"}" in rest and rest.startswith(b"HTTP/1.1 ") and not rest.startswith(b"HTTP/1.1 200"):
             raise OmniRelayError(f"refused: {rest!r}")
         for event in events:
             if not self.request_id:

@@ -81,17 +81,17 @@ def size_of(text: str) -> int:
     return len(text) if text.isascii() else 4 * len(text)
 
 
-def read_object(body: bytearray) -> dict[str, Any]:
-    """Parse a body that must be a JSON object.
+def read_object(body: bytearray, what: str = "the body") -> dict[str, Any]:
+    """Parse a body, or what errors call ``what``, that must be a JSON object.
 
     Raises:
         InvalidRequestError: It is not one, or has too many values.
     """
     starts = range(0, len(body), COUNT_PIECE)
     # In pieces, so that other threads can run in between.
-    for marks, most, what in _BOUNDS:
+    for marks, most, parts in _BOUNDS:
         if sum(body.count(mark, start, start + COUNT_PIECE) for start in starts for mark in marks) > most:
-            raise InvalidRequestError(f"the body has more than {most} {what}")
+            raise InvalidRequestError(f"{what} has more than {most} {parts}")
     start = len(codecs.BOM_UTF8) if body.startswith(codecs.BOM_UTF8) else 0
     try:
         return msgspec.json.decode(memoryview(body)[start:], type=dict[str, Any])
@@ -99,7 +99,7 @@ def read_object(body: bytearray) -> dict[str, Any]:
         # msgspec reports a lone surrogate as truncated input.
         cut = "truncated" in str(error)
         problem = HALF_A_PAIR if cut and LONE_SURROGATE.search(body) else error
-        raise InvalidRequestError(f"the body cannot be read as a JSON object: {problem}") from error
+        raise InvalidRequestError(f"{what} cannot be read as a JSON object: {problem}") from error
 
 
 def find(body: bytearray, mark: bytes, start: int = 0, end: int | None = None) -> int:

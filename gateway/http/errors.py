@@ -87,7 +87,7 @@ def http_response(error: HTTPException, scope: Scope) -> Response:
     code = CODES.get(error.status_code, "invalid_request")
     path, message = scope["path"][:MAX_SAID], error.detail
     if error.status_code == 404:
-        message = f"there is no path {path!r} here: docs/api.md lists the endpoints"
+        message = f"there is no path {path!r} here: /docs of this gateway lists them, as docs/api.md does"
     elif error.status_code == 405:
         allowed = (error.headers or {}).get("Allow", "another method")
         message = f"{path!r} does not take {scope['method'][:MAX_SAID]!r}, only {allowed}"

@@ -90,8 +90,8 @@ def read_fields(
     return convert(wanted, kind)
 
 
-def convert(value: Any, kind: type[T], where: str = "") -> T:
-    """Convert a JSON value, found at ``where`` in the request.
+def convert(value: Any, kind: type[T], where: str = "", what: str = "the body") -> T:
+    """Convert a JSON value, found at ``where`` in a request or event, which errors call ``what``.
 
     Raises:
         InvalidRequestError: It is not of that type; ``param`` is the place.
@@ -106,7 +106,7 @@ def convert(value: Any, kind: type[T], where: str = "") -> T:
         place = _joined(where, inside)
         name = _NAME.match(problem)
         param = _joined(place, name[1][:64]) if name else place
-        raise InvalidRequestError(f"{place or 'the body'}: {problem}", param or None) from error
+        raise InvalidRequestError(f"{place or what}: {problem}", param or None) from error
 
 
 def convert_given(values: Any, kind: Any, where: str = "") -> Any:

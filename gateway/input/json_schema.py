@@ -43,7 +43,7 @@ def require_feasible(schema: str) -> None:
     checked = set[str]()
     for each, depth in _containers(root):
         if depth > MAX_DEPTH:
-            raise _invalid(f"the schema is nested more than {MAX_DEPTH} levels deep")
+            raise _invalid(f"the schema's objects and arrays are nested more than {MAX_DEPTH} levels deep")
         if not isinstance(each, dict):
             continue
         objects += 1

@@ -14,7 +14,7 @@ from omnirelay.client.media import AudioSource
 from omnirelay.client.request import build_request, taking_options_of, transcription
 from omnirelay.client.transport.connection import Connection
 from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent
-from omnirelay.errors import ConfigError, GatewayUnreachableError, OmniRelayError
+from omnirelay.errors import ConfigError, EmptyPromptError, GatewayUnreachableError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.reading import growing_pieces, one_ahead
 from omnirelay.status import StatusReport
@@ -164,13 +164,18 @@ class AsyncClient:
             seed: Makes the speech repeatable.
 
         Raises:
+            EmptyPromptError: The text is empty, or only space.
             OmniRelayError: As iterating the answer to :meth:`chat` does.
         """
 
         async def answers() -> AsyncGenerator[AsyncAnswer, None]:
+            said = ""
             async for piece in growing_pieces(_parts(text) if isinstance(text, str) else text):
-                if said := piece.strip():
+                if stripped := piece.strip():
+                    said = stripped
                     yield self.chat(say=said, voice=voice, speaker=speaker, system=system, seed=seed)
+            if not said:
+                raise EmptyPromptError("the text to be spoken is empty", "text")
 
         return one_ahead(answers(), AsyncAnswer.cancel)
 

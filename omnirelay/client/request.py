@@ -25,7 +25,7 @@ Prompt = str | Sequence[ChatMessage | Mapping[str, Any]] | GenerateRequest
 
 
 class Conversation(Protocol):
-    """What has messages, as an answer of ``omnirelay.server.Omni.generate``."""
+    """What has messages: an answer of ``omnirelay.server.Omni.generate``."""
 
     @property
     def messages(self) -> Sequence[ChatMessage | Mapping[str, Any]]:
@@ -78,7 +78,8 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         prompt: Text of the user; a conversation of ``ChatMessage`` or of dicts as in OpenAI's API, with parts
             of type ``text``, ``image_url`` and ``input_audio``; or a whole ``GenerateRequest``.
         system: Text of a system message before the prompt.
-        history: Messages between the system message and the prompt, or an answer whose conversation goes on.
+        history: Messages between the system message and the prompt; or an answer of ``Omni.generate``, whose
+            conversation goes on.
         audio: Sounds, one source or several: paths, URLs, bytes of files, or ``omnirelay.audio(samples)``.
             Media precede the text, in the same message.
         images: Images likewise.
@@ -107,7 +108,7 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
 
     Raises:
         MediaError: A media item cannot be read.
-        InvalidRequestError: A dict is not a message, or not a tool.
+        InvalidRequestError: A dict is not a message, or not a tool; or ``history`` has no messages.
         TypeError: A whole request was given together with options, or a conversation together with media; or
             an option was given twice.
     """
@@ -133,7 +134,10 @@ def build_request(  # noqa: PLR0913 - the one place that lists the options of a 
         traceparent=traceparent,
         say=say,
     )
-    earlier = history if isinstance(history, Sequence) else history.messages
+    earlier = history if isinstance(history, Sequence) else getattr(history, "messages", None)
+    if earlier is None:
+        problem = f"history: a {type(history).__name__} does not know its prompt; pass a list of messages"
+        raise InvalidRequestError(f"{problem}, or an answer of Omni.generate", "history")
     media = any(not isinstance(each, list | tuple) or each for each in (audio, images, videos))
     if isinstance(prompt, GenerateRequest):
         if options != GenerateRequest() or media or earlier or system is not None:

@@ -172,7 +172,7 @@ class Client:
         """Speak a text of any length as it is; options as of :meth:`omnirelay.AsyncClient.speak`.
 
         Raises:
-            RequestError: A piece was refused, or failed.
+            RequestError: The text is empty (``EmptyPromptError``), or a piece was refused, or failed.
             GatewayUnreachableError: The connection was lost.
         """
 

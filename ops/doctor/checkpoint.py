@@ -61,9 +61,8 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
 
 def _absent(config: Config) -> Finding:
     if config.model is None:
-        return warning(
-            CHECK, f"no model is chosen, and {DEFAULT_CHECKPOINT} is not there", "`omnirelay up` makes it"
-        )
+        what = f"no model is chosen, and {DEFAULT_CHECKPOINT.absolute()} is not there"
+        return warning(CHECK, what, "`omnirelay up` makes it")
     if is_hub_id(config.model):
         what = f"{config.model} is not on this machine"
         return warning(CHECK, what, "it is fetched from the Hugging Face hub at the start; it takes a while")

@@ -132,8 +132,10 @@ class AsyncOmni(AsyncClient):
 
     @taking_options_of(build_request)
     def chat(self, request: GenerateRequest) -> AsyncAnswer:
-        """Send a request, as :meth:`omnirelay.AsyncClient.chat`."""
-        if request.speech and request.speaker is None:
+        """Send a request, as :meth:`omnirelay.AsyncClient.chat`; a stack without speech gets it without."""
+        if self._stack.config.text_only and request.say is None:
+            request = msgspec.structs.replace(request, speech=False)
+        elif request.speech and request.speaker is None:
             request = msgspec.structs.replace(request, speaker=self._voice)
         return super().chat(request)
 

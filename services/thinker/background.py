@@ -4,10 +4,9 @@ import logging
 import os
 import threading
 from abc import ABC, abstractmethod
-from collections import deque
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import partial
 from time import perf_counter
 from typing import Final, Generic, TypeVar
 
@@ -20,7 +19,7 @@ log = logging.getLogger(__name__)
 
 
 class Background(ABC, Generic[T]):
-    """Does something for each request, so that the step loop never waits for it.
+    """Does something for each request, so that the step loop never waits for it; clients take turns.
 
     Args:
         name: Of the threads.
@@ -42,6 +41,8 @@ class Background(ABC, Generic[T]):
         self._closed = False
         # Since when, by request.
         self._waiting: dict[str, float] = {}
+        # By client, as far as it is known: whoever has a cache of its own.
+        self._queues: OrderedDict[str | None, deque[ThinkRequest]] = OrderedDict()
         self._outcomes: deque[tuple[ThinkRequest, Future[T]]] = deque()
 
     @property
@@ -57,7 +58,9 @@ class Background(ABC, Generic[T]):
     def submit(self, request: ThinkRequest) -> None:
         """Begin with a request; its outcome will be there to take, unless it is released before."""
         self._waiting[request.request_id] = perf_counter()
-        self._threads.submit(self._guarded, request).add_done_callback(partial(self._end, request))
+        with self._lock:
+            self._queues.setdefault(request.cache_salt, deque()).append(request)
+        self._threads.submit(self._work_on_next)
 
     def take(self) -> list[tuple[ThinkRequest, Future[T]]]:
         """Whatever has been finished since the last call, of requests that were not released."""
@@ -91,6 +94,19 @@ class Background(ABC, Generic[T]):
     @abstractmethod
     def work(self, request: ThinkRequest) -> T:
         """Do it, on a thread; raises RequestError if it cannot be done."""
+
+    def _work_on_next(self) -> None:
+        with self._lock:
+            client, queue = self._queues.popitem(last=False)
+            request = queue.popleft()
+            if queue:
+                self._queues[client] = queue
+        outcome: Future[T] = Future()
+        try:
+            outcome.set_result(self._guarded(request))
+        except RequestError as error:
+            outcome.set_exception(error)
+        self._end(request, outcome)
 
     def _guarded(self, request: ThinkRequest) -> T:
         try:

@@ -16,7 +16,7 @@ from vllm.v1.structured_output.backend_xgrammar import (
 )
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
-from omnirelay.errors import InvalidRequestError, MessageError, StageFailedError
+from omnirelay.errors import BusyError, InvalidRequestError, MessageError, StageFailedError
 from services.thinker.background import Background
 from services.thinker.grammar_worker import ANSWERS, CompileJob, CompileLimits, Rejected
 from services.thinker.media.decoder import DecoderProcess
@@ -28,6 +28,7 @@ COMPILE_S: Final = 10.0
 MEMORY_BYTES: Final = 2**30
 """Most memory for one schema."""
 CACHE_BYTES: Final = 128 * 2**20
+RETRY_MS: Final = 5000
 log = logging.getLogger(__name__)
 
 Result = xgrammar.CompiledGrammar | str
@@ -114,10 +115,7 @@ class Grammars(Background[None]):
         child = self._start_child()
         try:
             if not child.ready:
-                self._info = self._info_of()
-                vocabulary = self._info.serialize_json().encode()
-                limits = CompileLimits(len(vocabulary), MEMORY_BYTES, COMPILE_S)
-                child.wait_until_ready(limits, vocabulary)
+                self._make_ready(child)
             child.pipe.set_deadline(COMPILE_S)
             data = schema.encode()
             child.pipe.send(CompileJob(len(data)), data)
@@ -139,6 +137,16 @@ class Grammars(Background[None]):
                 raise StageFailedError("the stage ends")
             self._child = self._child or DecoderProcess(WORKER)
             return self._child
+
+    def _make_ready(self, child: DecoderProcess) -> None:
+        self._info = self._info_of()
+        vocabulary = self._info.serialize_json().encode()
+        limits = CompileLimits(len(vocabulary), MEMORY_BYTES, COMPILE_S)
+        try:
+            child.wait_until_ready(limits, vocabulary)
+        except MessageError as error:
+            self._lose(child)
+            raise BusyError(f"the compiler of JSON schemas: {error}; try again", RETRY_MS) from error
 
     def _lose(self, child: DecoderProcess) -> None:
         child.kill()

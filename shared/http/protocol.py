@@ -165,6 +165,13 @@ class BoundedProtocol(H11Protocol, SmallReads):
         super().on_response_complete()
         if self._leaving_a_body and not self.transport.is_closing():
             self._drain.start()
+        if (
+            self.conn.their_state is h11.IDLE
+            and self.conn.trailing_data[0]
+            and not self.transport.is_closing()
+        ):
+            # The beginning of another head came with the request.
+            self._head.start()
         if self._half_closed.is_set() and not self.answering:
             self.transport.close()
 

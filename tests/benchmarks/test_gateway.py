@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from benchmarks.gateway import measure
@@ -72,6 +72,7 @@ def fed(parser: Parser, data: bytes, cuts: list[int]) -> Iterator[str]:
         yield from parser.feed(data[start:end])
 
 
+@example([174])
 @given(st.lists(st.integers(min_value=0, max_value=10_000), max_size=30))
 def test_events_are_found_however_the_bytes_are_cut(cuts: list[int]) -> None:
     for parser, data in ((TcpParser("m"), tcp_bytes()), (HttpParser("m"), http_bytes())):

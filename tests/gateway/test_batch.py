@@ -283,12 +283,15 @@ def test_prompts_are_answered_in_order_or_fail_alone(temporary: Path, capsys: Ou
 
 async def test_stacks_run_beside_each_other_in_one_event_loop(temporary: Path) -> None:
     async with AsyncOmni(text_only=True, log=temporary / "one.log") as one, AsyncOmni() as two:
-        answers = await asyncio.gather(one.generate(["a", "b"], speech=False), two.generate("c"))
+        answers = await asyncio.gather(one.generate(["a", "b"]), two.generate("c"))
         assert [len(each) for each in answers] == [2, 1]
+        with pytest.raises(RequestError, match=r"text-only \(text_only is set\): it cannot speak"):
+            [event async for event in one.speak("Hello")]
         assert [event async for event in two.chat("Hello")]
         # Plain code in a notebook: a loop runs in its thread.
         with Omni(text_only=True) as three:
-            assert three.generate("d", speech=False)[0].text
+            assert three.generate("d")[0].text
+            assert three.chat("d").result().waveform == b""
         assert (await one.status()).gateway.text_only
     assert stacks() == []
     assert "thinker says hello" in (temporary / "one.log").read_text()

@@ -164,7 +164,7 @@ async def test_no_offers(web: HttpBench, headers: dict[str, str], content: bytes
         ({"sdp": "v=0", "session": "{"}, None),
         ({"sdp": "v=0", "more": "1"}, None),
         ({"session": '{"audio": {"output": {"voice": "Nobody"}}}'}, "session.audio.output.voice"),
-        ({"session": '{"model": "other"}'}, "model"),
+        ({"session": '{"model": "other"}'}, "session.model"),
     ],
 )
 async def test_refused_forms(web: HttpBench, offer: str, form: dict[str, str], param: str | None) -> None:

@@ -393,11 +393,12 @@ async def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -
         told = (await b.http.get("/metrics")).text
         assert 'omnirelay_stage_up{stage="thinker"} 1.0' in told
         assert 'omnirelay_stage_up{stage="talker"}' not in told
-        await fails(client.chat("Hi"), InvalidRequestError, "text-only")
+        await fails(client.chat("Hi"), InvalidRequestError, "omnirelay chat --text-only")
         for path, body in (("/v1/audio/speech", READ), ("/v1/chat/completions", CHAT | SPOKEN)):
             refused = await b.http.post(path, json=body)
             assert refused.status_code == 400
-            assert "is text-only" in refused.json()["error"]["message"]
+            told = "it cannot speak" if body is READ else 'modalities ["text"]'
+            assert told in refused.json()["error"]["message"]
         asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=CHAT))
         await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
         assert (await asked).json()["choices"][0]["message"]["content"] == "Hello"

@@ -186,12 +186,14 @@ for _asked, _param in (
 ):
     REFUSED.append(({"type": "response.create", "response": _asked}, "unsupported", _param))
 for _settings, _code, _param in (
-    ({"audio": {"input": {"format": {"type": "audio/opus"}}}}, "invalid_request", "audio.input.format.type"),
+    ({"input_audio_format": {"type": "audio/opus"}}, "invalid_request", "session.audio.input.format.type"),
     ({"voice": "Nobody"}, "unknown_speaker", "session.audio.output.voice"),
-    ({"temperature": 9}, "invalid_request", "temperature"),
-    ({"model": "gpt-realtime"}, "model_not_found", "model"),
+    ({"temperature": 9}, "invalid_request", "session.temperature"),
+    ({"audio": {"smell": {}}}, "invalid_request", "session.audio"),
+    ({"nothing": 1}, "invalid_request", "session.nothing"),
+    ({"model": "gpt-realtime"}, "model_not_found", "session.model"),
     ({"output_modalities": ["smell"]}, "unsupported", "session.output_modalities"),
-    ({"type": "translation"}, "invalid_request", "type"),
+    ({"type": "translation"}, "invalid_request", "session.type"),
     ({"output_modalities": []}, "unsupported", "session.output_modalities"),
     ({"max_output_tokens": 0}, "invalid_request", "session.max_output_tokens"),
     ({"max_output_tokens": -1}, "invalid_request", "session.max_output_tokens"),

@@ -60,8 +60,13 @@ def held(limit: int = 10**9) -> Hold:
 
 @given(st.sampled_from([*_KINDS]), st.dictionaries(NAMES | st.just("item_id"), JSON), st.text(max_size=9))
 def test_any_fields(kind: str, fields: dict[str, Any], name: str) -> None:
-    told, _ = read_event(json.dumps({**fields, "type": kind, "event_id": name}))
-    assert told == name
+    told, event = read_event(json.dumps({**fields, "type": kind, "event_id": name}))
+    assert (told, str(event).startswith("the body")) == (name, False)
+
+
+def test_what_an_event_lacks_is_said() -> None:
+    assert "type is missing" in str(read_event("{}")[1])
+    assert "the event cannot be read as a JSON object" in str(read_event("[]")[1])
 
 
 SETTINGS = ["instructions", "temperature", "tools", "tool_choice", "input_audio_transcription", *NEUTRAL]
@@ -84,12 +89,11 @@ def test_any_settings(values: dict[str, Any]) -> None:
 @pytest.mark.parametrize(
     ("values", "param"),
     [
-        ({"tempo": None}, "tempo"),
-        ({"audio": {"input": {"tempo": None}}}, "audio.input.tempo"),
-        ({"audio": {"tempo": {}}}, "audio.tempo"),
-        ({"audio": 0}, "audio"),
-        ({"audio.output.voice": "Chelsie"}, "audio.output.voice"),
-        ({"audio": {"output": {"format": "pcm16"}}}, "audio.output.format"),
+        ({"tempo": None}, "session.tempo"),
+        ({"audio": {"input": {"tempo": None}}}, "session.audio.input.tempo"),
+        ({"audio": {"tempo": {}}}, "session.audio.tempo"),
+        ({"audio": 0}, "session.audio"),
+        ({"audio.output.voice": "Chelsie"}, "session.audio/output/voice"),
     ],
 )
 def test_no_such_field(values: dict[str, Any], param: str) -> None:
@@ -441,12 +445,14 @@ def test_what_is_refused(values: dict[str, Any]) -> None:
         {"type": "function_call_output", "call_id": "call_1", "output": "x" * (2**20 + 1)},
         {"type": "function_call_output", "call_id": "call_1", "output": "rain", "role": "user"},
         {"type": "mcp_call", "name": "x"},
+        {"role": "user", "content": [{"type": "input_image", "image_url": "file:///etc/passwd"}]},
     ],
     ids=lambda value: str(value)[:70],
 )
 def test_items_that_are_refused(values: dict[str, Any]) -> None:
-    with pytest.raises(InvalidRequestError):
+    with pytest.raises(InvalidRequestError) as caught:
         read_item(values, "item")
+    assert (caught.value.param or "").startswith("item")
 
 
 def test_items_of_calls_as_the_model_reads_them() -> None:

@@ -86,15 +86,15 @@ async def test_a_sound_has_the_sessions_format(web: HttpBench, c: Connection) ->
 @pytest.mark.parametrize(
     ("session", "param"),
     [
-        ({"audio": {"output": {"format": {"type": "audio/opus"}}}}, "audio.output.format.type"),
+        ({"audio": {"output": {"format": {"type": "audio/opus"}}}}, "session.audio.output.format.type"),
         (
             {"audio": {"input": {"format": {"type": "audio/pcmu", "rate": 24000}}}},
             "session.audio.input.format.rate",
         ),
         ({"audio": {"output": {"format": {"rate": 16000}}}}, "session.audio.output.format.rate"),
-        ({"input_audio_format": "g711"}, "input_audio_format"),
-        ({"audio": {"output": {"speed": 1.6}}}, "audio.output.speed"),
-        ({"audio": {"output": {"speed": 0.2}}}, "audio.output.speed"),
+        ({"input_audio_format": "g711"}, "session.audio.input.format"),
+        ({"audio": {"output": {"speed": 1.6}}}, "session.audio.output.speed"),
+        ({"audio": {"output": {"speed": 0.2}}}, "session.audio.output.speed"),
     ],
 )
 def test_formats_that_are_refused(session: dict[str, Any], param: str) -> None:

@@ -27,7 +27,7 @@ from omnirelay import (
     TextEvent,
 )
 from omnirelay.cli.main import main
-from omnirelay.errors import InvalidRequestError, PromptTooLongError
+from omnirelay.errors import EmptyPromptError, InvalidRequestError, PromptTooLongError
 from omnirelay.protocol import PartialAnswer
 from omnirelay.reading import LEAST, MOST, pieces
 from shared.config.gateway import READ_PROMPT
@@ -191,6 +191,8 @@ async def test_a_busy_gateway_is_asked_again_for_more_pieces(
 
 async def test_the_client_reads_any_length(tcp: Bench, client: AsyncClient, tmp_path: Path) -> None:
     tcp.stages.serve([])
+    with pytest.raises(EmptyPromptError, match="to be spoken is empty"):
+        await anext(client.speak(""))
     events = [event async for event in client.speak(LONG, speaker="Ethan", seed=3)]
     done = [event for event in events if isinstance(event, DoneEvent)]
     assert [event.text for event in done] == SENTENCES
@@ -199,8 +201,12 @@ async def test_the_client_reads_any_length(tcp: Bench, client: AsyncClient, tmp_
 
     def plainly() -> None:
         with Client(tcp.listen) as plain:
+            with pytest.raises(EmptyPromptError, match="to be spoken is empty"):
+                plain.speak(" \n")
             result = plain.speak(LONG)
             assert (result.text, result.waveform) == (LONG, whole)
+            with pytest.raises(InvalidRequestError, match="a ChatResult does not know its prompt"):
+                plain.chat("And again?", history=result)  # type: ignore[arg-type]
 
     await asyncio.to_thread(plainly)
     path = tmp_path / "said.wav"

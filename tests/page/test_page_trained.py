@@ -5,6 +5,7 @@ import os
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import numpy as np
 import pytest
 import soundfile
@@ -32,6 +33,10 @@ def test_it_answers_what_it_is_asked(
 ) -> None:
     starters = json.loads((speaking_checkpoint / "starters.json").read_text(encoding="utf-8"))
     typed = [each["text"] for each in starters if set(each) == {"text"}]
+    if PICTURE:
+        # A stack's first answer is slower: what is shown is not that.
+        speech = {"model": "omnirelay", "voice": "Chelsie", "input": ANSWERS[0]}
+        httpx.post(f"{trained_url}/v1/audio/speech", json=speech, timeout=60).raise_for_status()
 
     async def scenario() -> None:
         async with browser(tmp_path, microphone) as page:

@@ -19,7 +19,7 @@ def test_a_held_request_waits_and_ends_as_it_would_have(
 ) -> None:
     held: set[str] = set()
     # Before the requests begin: each remembers whom it asks.
-    monkeypatch.setattr(talker.service._token2wav, "stalls", held.__contains__, raising=False)
+    monkeypatch.setattr(talker.service._following, "stalls", held.__contains__, raising=False)
     answers = {name: ask(reference, 33, seed) for seed, name in enumerate(("held", "later", "free"))}
     talker.take("held", answers["held"])
     talker.advance(3)

@@ -10,12 +10,14 @@ from pathlib import Path
 from typing import Any
 from unittest import mock
 
+import msgspec
 import psutil
 import pytest
 from vllm.inputs import MultiModalInput
 
 from omnirelay.errors import InvalidRequestError, MediaError, RepeatedMessageError, StageFailedError
 from services.families.qwen_media.media import FeatureExtractor
+from services.thinker.background import Background
 from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.preparer import MediaPreparer
 from shared.config import MediaConfig
@@ -235,3 +237,41 @@ def test_a_checkpoints_window_bounds_the_sound(thinker: ThinkerRig, tiny_checkpo
         assert preparer._limits.max_audio_seconds == 60
     with preparer_of(thinker, max_audio_seconds=2.0) as preparer:
         assert preparer._limits.max_audio_seconds == 2
+
+
+class Held(Background[None]):
+    """Does nothing, but one after the other, once it may go on."""
+
+    problem = "unexpected"
+
+    def __init__(self, wake_fd: int) -> None:
+        super().__init__("held", 1, wake_fd)
+        self.begun, self.go_on = threading.Event(), threading.Event()
+        self.order: list[str] = []
+
+    def interrupt(self) -> None:
+        self.go_on.set()
+
+    def work(self, request: ThinkRequest) -> None:
+        self.begun.set()
+        assert self.go_on.wait(PREPARED_S)
+        self.order.append(request.request_id)
+
+
+def test_clients_take_turns() -> None:
+    wake_fd = os.eventfd(0)
+    work = Held(wake_fd)
+    try:
+        for client, count in (("a", 4), ("b", 2), ("c", 1)):
+            for number in range(count):
+                request = thinker_request(f"{client}{number}", [1])
+                work.submit(msgspec.structs.replace(request, cache_salt=client))
+                assert work.begun.wait(PREPARED_S)
+        work.go_on.set()
+        while len(work.order) < 7:
+            assert os.eventfd_read(wake_fd)
+        assert work.order == ["a0", "a1", "b0", "c0", "a2", "b1", "a3"]
+        assert len(work.take()) == 7
+    finally:
+        work.close()
+        os.close(wake_fd)

@@ -77,8 +77,8 @@ def context() -> Iterator[Context]:
 
 def with_talkers(rig: ThinkerRig, context: Context, monkeypatch: pytest.MonkeyPatch) -> Talkers:
     talkers = Talkers(rig, context)
-    for owner in (rig.service, rig.service._rows):
-        monkeypatch.setattr(owner, "_talker", talkers.queues)
+    monkeypatch.setattr(rig.service, "_following", talkers.queues)
+    monkeypatch.setattr(rig.service._rows, "_talker", talkers.queues)
     return talkers
 
 

@@ -1,6 +1,7 @@
 """The thinker's text: transformers' greedy one, repeatable draws, and what only text has of sampling."""
 
 import json
+import sys
 from collections import Counter
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 from torch._dynamo.utils import counters
 
-from omnirelay.errors import InvalidRequestError, OmniRelayError
+from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
 from services.thinker import grammars as compiler
 from shared.messages import TextDelta
 from tests.support.answers import Reference, random_prompt
@@ -249,6 +250,27 @@ def test_a_schema_that_takes_too_much_ends_its_own_request(
             good = thinker_request("good", random_prompt(9), json_schema='{"enum": [7]}', max_tokens=5)
             thinker.run(good)
             assert thinker.reason("good") == "stop"
+    finally:
+        grammars.close()
+
+
+def test_a_compiler_that_does_not_start_in_time_is_no_fault_of_the_schema(
+    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    service = thinker.service
+    assert service.wake_fd is not None
+    grammars = compiler.Grammars(thinker.engine, service._end_tokens, service.wake_fd)
+    monkeypatch.setattr(service, "_grammars", grammars)
+    schema = '{"enum": [9]}'
+    try:
+        with monkeypatch.context() as slow:
+            slow.setattr(compiler, "WORKER", (sys.executable, "-c", "import time; time.sleep(600)"))
+            slow.setattr("services.thinker.media.decoder._START_S", 0.1)
+            failure = thinker.failure(thinker_request("early", random_prompt(9), json_schema=schema))
+        assert isinstance(failure, BusyError)
+        assert "has not started" in str(failure)
+        thinker.run(thinker_request("later", random_prompt(9), json_schema=schema, max_tokens=5))
+        assert thinker.reason("later") == "stop"
     finally:
         grammars.close()
 

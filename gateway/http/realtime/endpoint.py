@@ -29,7 +29,13 @@ from gateway.http.realtime.settings import Settings, changed_settings, shown_war
 from gateway.http.realtime.turns.listener import VoicePool
 from gateway.http.realtime.turns.smart_turn import EndDetector, SmartTurn
 from gateway.requests.metrics import Connection
-from omnirelay.errors import BusyError, OmniRelayError, SessionNotResumedError, UnsupportedError
+from omnirelay.errors import (
+    BusyError,
+    InvalidRequestError,
+    OmniRelayError,
+    SessionNotResumedError,
+    UnsupportedError,
+)
 
 log = logging.getLogger(__name__)
 
@@ -101,6 +107,7 @@ class Sessions:
         """Connect a WebSocket to the session that it names; none if it names none.
 
         Raises:
+            InvalidRequestError: The number of the last event is malformed; the session stays.
             SessionNotResumedError: There is no such session of this client, or it has ended now, because its
                 events are not kept.
         """
@@ -114,19 +121,19 @@ class Sessions:
             raise SessionNotResumedError(
                 "no session of this client has this id and this secret, or it has ended", SESSION
             )
-        detached = live.detached
         if not (after.isascii() and after.isdigit() and len(after) < MAX_DIGITS):
-            problem = "must be the number of the last event that arrived"
-        elif not live.connect(int(after)):
-            problem = f"the events after {after} are not all kept (gateway.limits.realtime_resume_bytes)"
-        else:
+            raise InvalidRequestError(f"{AFTER} must be the number of the last event that arrived", AFTER)
+        detached = live.detached
+        if live.connect(int(after)):
             resumes.labels("resumed" if detached else "taken_over").inc()
             return live
         resumes.labels("refused").inc()
         # Its client goes on with a new one, which may need its place.
         live.taken.set()
         await self.end(live)
-        raise SessionNotResumedError(problem, AFTER)
+        raise SessionNotResumedError(
+            f"the events after {after} are not all kept (gateway.limits.realtime_resume_bytes)", AFTER
+        )
 
     async def linger(self, live: LiveSession, taken: asyncio.Event) -> None:
         """Wait for the next connection of a session that has lost its own."""

@@ -123,13 +123,15 @@ def read_event(text: str) -> tuple[str | None, ClientEvent | InvalidRequestError
     """Return the id of an event, if it has one, and the event or why it is invalid; slow for a large one."""
     event_id = None
     try:
-        values = read_object(bytearray(text, "utf-8", "surrogatepass"))
+        values = read_object(bytearray(text, "utf-8", "surrogatepass"), "the event")
         given = values.get("event_id")
         event_id = given[:512] if isinstance(given, str) else None
         kind = values.get("type")
+        if kind is None:
+            raise InvalidRequestError("type is missing: it says which event this is", "type")
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InvalidRequestError(f"there is no event of type {str(kind)[:64]!r}", "type")
-        event: ClientEvent = convert(values, _KINDS[kind])
+        event: ClientEvent = convert(values, _KINDS[kind], what="the event")
         return event.event_id, event
     except InvalidRequestError as error:
         return event_id, error

@@ -9,9 +9,10 @@ import msgspec
 
 from gateway.fairness.quota import Hold
 from gateway.http.encoding.encoders import wav_header
-from gateway.http.fields import convert, require_one_of
+from gateway.http.fields import convert, named, require_one_of
 from gateway.http.realtime.functions import FunctionCall, FunctionItem, FunctionOutput
 from gateway.http.realtime.speech import Format, InputDecoder, SentSpeech, decoded_size
+from gateway.input.urls import is_data_url, parse_https
 from omnirelay.content import (
     AudioPart,
     ChatMessage,
@@ -251,7 +252,11 @@ def _part(role: Role, content: _Content, where: str, audio_format: Format) -> Co
         return TextPart(_given(content.text, f"{where}.text"))
     if content.type == "input_image":
         require_one_of(f"{where}.detail", content.detail, {"auto", "high"})
-        return ImagePart(url=_given(content.image_url, f"{where}.image_url"))
+        place = f"{where}.image_url"
+        if not is_data_url(url := _given(content.image_url, place)):
+            with named({"messages": place}):
+                parse_https(place, url)
+        return ImagePart(url=url)
     given = content.audio or b""
     if decoded_size(given, audio_format) > MAX_SOUND_BYTES:
         raise MediaTooLargeError(

@@ -134,17 +134,18 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
             UnknownModelError: From ``require_model``.
         """
         changes: dict[str, Any] = {}
-        for path, (name, value) in _by_path(values).items():
-            field, place = FIELDS.get(path), f"{where}.{path}"
+        for path, value in _by_path(values, where).items():
+            field, place = FIELDS.get(path), f"{where}.{path[:64]}"
             try:
-                if path == "model":
-                    require_model(convert(value, str, path))
-                elif path == "tools":
-                    changes["tools"] = read_tools(value, place, unavailable)
-                elif field is not None:
-                    changes[field.name] = field.setting(value, name, place)
-                elif path not in IGNORED:
-                    _require_without(path, name, value, place)
+                with named({path[:64]: place}):
+                    if path == "model":
+                        require_model(convert(value, str, place))
+                    elif path == "tools":
+                        changes["tools"] = read_tools(value, place, unavailable)
+                    elif field is not None:
+                        changes[field.name] = field.setting(value, place)
+                    elif path not in IGNORED:
+                        _require_without(path, value, place)
             except UnsupportedError as error:
                 if field is not None and not field.optional:
                     raise
@@ -239,38 +240,36 @@ class _Field(NamedTuple):
     show: Callable[[Any], Any] = lambda value: value
     optional: bool = False
 
-    def setting(self, value: Any, name: str, place: str) -> Any:
-        """Return the setting of a field that was given by a name, for one at this place."""
+    def setting(self, value: Any, place: str) -> Any:
+        """Return the setting of a field at this place."""
         where, _, path = place.partition(".")
         if path.startswith("audio.input.") and where != "session" and value is not None:
             belongs = f"{path.rpartition('.')[2]} belongs to the session: set it by session.update"
             raise UnsupportedError(belongs, place)
-        kind = BetaName if self.kind is FormatFields and name in BETA else self.kind
-        return self.read(convert_given(whole(value), kind, place if path in NULLABLE else name), place)
+        return self.read(convert_given(whole(value), self.kind, place), place)
 
 
-def _require_without(path: str, name: str, value: Any, place: str) -> None:
+def _require_without(path: str, value: Any, place: str) -> None:
     """Check a field that is not honoured."""
     if path != NOISE_REDUCTION:
-        require_neutral(name, value, NEUTRAL)
+        require_neutral(path, value, NEUTRAL)
     elif value:
         raise UnsupportedError("noise reduction of the input is not supported: set it to null", place)
 
 
-def _by_path(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
-    """Return names and values of fields by their paths; the beta's only where no other is given."""
+def _by_path(values: Mapping[str, Any], where: str) -> dict[str, Any]:
+    """Return values of fields by their paths; the beta's only where no other is given."""
     given_audio = values.get("audio")
-    audio = msgspec.structs.asdict(convert({} if given_audio is None else given_audio, _Audio, "audio"))
-    found = [(path, name, values[name]) for name, path in BETA.items() if name in values]
+    read = convert({} if given_audio is None else given_audio, _Audio, f"{where}.audio")
+    audio = msgspec.structs.asdict(read)
+    found = [(path, values[name]) for name, path in BETA.items() if name in values]
     # A client's name with dots is no path.
     others = [name for name in values if name != "audio" and name not in BETA]
-    found += [(name.replace(".", "/"), name, values[name]) for name in others]
+    found += [(name.replace(".", "/"), values[name]) for name in others]
     found += [
-        (path := f"audio.{side}.{name}", path, each)
-        for side, fields in audio.items()
-        for name, each in fields.items()
+        (f"audio.{side}.{name}", each) for side, fields in audio.items() for name, each in fields.items()
     ]
-    return {path: (name, each) for path, name, each in found if each is not None or path not in LEFT_OUT}
+    return {path: each for path, each in found if each is not None or path not in LEFT_OUT}
 
 
 def _speech(asked: list[str], where: str) -> bool:
@@ -307,6 +306,7 @@ class _Audio(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     output: dict[str, Any] = {}
 
 
+_FORMAT: Final = FormatFields | BetaName
 FIELDS: Final[Mapping[str, _Field]] = {
     "type": _Field("kind", Kind),
     "output_modalities": _Field("speech", list[str], _speech, lambda speech: ["audio" if speech else "text"]),
@@ -318,10 +318,10 @@ FIELDS: Final[Mapping[str, _Field]] = {
     "tools": _Field("tools", Any, show=shown_tools),
     "tool_choice": _Field("tool_choice", Any, read_choice, shown_choice),
     "parallel_tool_calls": _Field("parallel", bool),
-    "audio.input.format": _Field("input_format", FormatFields, read_format, shown_format),
+    "audio.input.format": _Field("input_format", _FORMAT, read_format, shown_format),
     "audio.input.turn_detection": _Field("turns", TurnRules | None, show=_shown_turns),
     "audio.input.transcription": _Field("transcription", TranscriptionRules | None, show=msgspec.to_builtins),
-    "audio.output.format": _Field("output_format", FormatFields, read_format, shown_format),
+    "audio.output.format": _Field("output_format", _FORMAT, read_format, shown_format),
     "audio.output.voice": _Field("voice", Voice, lambda voice, _: voice_name(voice)),
     "audio.output.speed": _Field("speed", Speed, _speed, optional=True),
 }

@@ -61,7 +61,7 @@ def test_the_small_checkpoint_that_is_not_made_yet(tmp_path: Path, monkeypatch: 
     monkeypatch.chdir(tmp_path)
     model, finding = look(None)
     assert (model, finding.level) == (None, "warning")
-    assert "omnirelay up" in finding.advice
+    assert ("omnirelay up" in finding.advice, f"{tmp_path}/.cache" in finding.what) == (True, True)
     write_model(DEFAULT_CHECKPOINT)
     assert look(None)[1].level == "ok"
 
