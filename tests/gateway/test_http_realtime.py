@@ -189,7 +189,7 @@ for _settings, _code, _param in (
     ({"input_audio_format": {"type": "audio/opus"}}, "invalid_request", "session.audio.input.format.type"),
     ({"voice": "Nobody"}, "unknown_speaker", "session.audio.output.voice"),
     ({"temperature": 9}, "invalid_request", "session.temperature"),
-    ({"audio": {"smell": {}}}, "invalid_request", "session.audio"),
+    ({"audio": {"smell": {}}}, "invalid_request", "session.audio.smell"),
     ({"nothing": 1}, "invalid_request", "session.nothing"),
     ({"model": "gpt-realtime"}, "model_not_found", "session.model"),
     ({"output_modalities": ["smell"]}, "unsupported", "session.output_modalities"),
