@@ -1,5 +1,7 @@
 """The talker's vLLM engine: how it is made, and what it computes before the stage is ready."""
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -32,7 +34,8 @@ def build_talker(family: TalkerFamily, model: Path, config: TalkerConfig) -> tup
         model,
         config.engine,
         log_stats=config.http is not None,
-        hf_overrides=lambda whole: _narrowed(family, whole, architecture),
+        # Workers are processes: it is pickled.
+        hf_overrides=partial(_narrowed, family.config, architecture),
         scheduler_cls=TalkerScheduler,
         worker_cls="services.talker.worker.TalkerWorker",
         logits_processors=[RepetitionProcessor, DrawProcessor],
@@ -48,8 +51,8 @@ def build_talker(family: TalkerFamily, model: Path, config: TalkerConfig) -> tup
     return engine, rules
 
 
-def _narrowed(family: TalkerFamily, whole: Any, architecture: str) -> Any:
-    config = family.config(whole)
+def _narrowed(config_of: Callable[[Any], Any], architecture: str, whole: Any) -> Any:
+    config = config_of(whole)
     config.architectures = [architecture]
     return config
 
