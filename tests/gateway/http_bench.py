@@ -67,7 +67,7 @@ async def http_bench(config: Config, **how: Any) -> AsyncIterator[HttpBench]:
             http_client=openai.DefaultAsyncHttpxClient(verify=NOBODY),
             _strict_response_validation=True,
         )
-        async with client, httpx.AsyncClient(base_url=url, timeout=10, verify=NOBODY) as http:
+        async with client, httpx.AsyncClient(base_url=url, timeout=60, verify=NOBODY) as http:
             yield HttpBench(b.config, b.process, b.stages, client, http)
 
 

@@ -20,7 +20,7 @@ from gateway.access.api_keys import hash_of
 from gateway.http.realtime.endpoint import SUBPROTOCOL
 from omnirelay import AsyncClient
 from omnirelay.errors import BusyError, InvalidRequestError, MessageError, UnauthenticatedError
-from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Welcome, parse_tcp
+from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Ping, Pong, Welcome, parse_tcp
 from tests.gateway.bench import (
     BEARER,
     CHAT,
@@ -72,13 +72,16 @@ async def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: C
 
 
 async def test_who_says_no_key_may_not_stay(configure: Configure, keys: str, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.2)
-
     async with bench(configure({"api_keys": keys})) as b:
         raw = await RawClient.connect(b)
         known = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
         known.say(Hello(PROTOCOL_VERSION, key=KEY))
         assert isinstance(await known.hear(), Welcome)
+        # For what comes after the next message.
+        monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.2)
+        for each in (known, raw):
+            each.say(Ping())
+            assert isinstance(await each.hear(), Pong)
         await raw.refused()
         assert await raw.closed()
         known.say(submit(1, HI_TCP))
@@ -225,7 +228,7 @@ def test_at_debug_no_log_holds_a_key(place: Path, keys: str, monkeypatch: Patch)
     wrong = ("omr_wrong-but-close", "plain-words-of-somebody")
 
     async def ask() -> None:
-        async with httpx.AsyncClient(base_url=http) as client:
+        async with httpx.AsyncClient(base_url=http, timeout=60) as client:
             for key in (KEY, *wrong):
                 headers = {"Authorization": f"Bearer {key}"}
                 await client.get("/v1/models", headers=headers)

@@ -158,7 +158,7 @@ async def test_the_monitor_tells_health_and_metrics_and_nothing_else(configure: 
     config = configure(watched_gateway(http=None))
     async with bench(config) as b:
         url = f"http://127.0.0.1:{monitor_of(b)[1]}"
-        async with httpx.AsyncClient(base_url=url, timeout=10) as http:
+        async with httpx.AsyncClient(base_url=url, timeout=60) as http:
             for path in ("/livez", "/readyz", "/health"):
                 assert (await http.get(path)).status_code == 200, path
             assert "omnirelay_stage_up" in (await http.get("/metrics")).text

@@ -80,12 +80,12 @@ async def flooded(b: Bench) -> RawClient:
 
 
 async def test_client_must_begin_with_hello(tcp: Bench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.05)
-
     for first in (pack(Cancel(1)), b"\0\0\0\1\xc1", b""):
-        raw = await RawClient.connect(tcp, greet=False)
-        raw.writer.write(first)
-        assert isinstance(await raw.hear(), Refusal)
+        with monkeypatch.context() as short:
+            short.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.05)
+            raw = await RawClient.connect(tcp, greet=False)
+            raw.writer.write(first)
+            assert isinstance(await raw.hear(), Refusal)
         assert await raw.closed()
         await raw.close()
     await serves(tcp)

@@ -111,7 +111,7 @@ def over_http() -> list[tuple[str, str, Any]]:
 async def ask_over_http(config: Config) -> set[int]:
     answered = set()
     url = (config.gateway.http or "").replace("tcp:", "http:")
-    async with httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=10) as client:
+    async with httpx.AsyncClient(base_url=url, headers=HEADERS, timeout=60) as client:
         for method, path, body in over_http():
             text = body if isinstance(body, str) else json.dumps(body) if body is not None else ""
             content = text.encode("utf-8", "surrogateescape")

@@ -25,7 +25,7 @@ from tests.support.children import Child, python
 from tests.support.processes import wait_until
 
 START_S = 90.0
-STOP_S = 30.0
+STOP_S = 60.0
 
 
 def up(stdout: Any) -> "Child[bytes]":
@@ -47,7 +47,7 @@ def http() -> str:
 
 
 def answers() -> bool:
-    return httpx.get(f"{http()}/readyz", timeout=5).status_code == 200
+    return httpx.get(f"{http()}/readyz", timeout=60).status_code == 200
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -59,7 +59,7 @@ def write_lines(count: int) -> None:
     """Let the gateway write so many lines: one for each request that is served."""
     host, port = os.environ["OMNIRELAY_GATEWAY__HTTP"].removeprefix("tcp://").split(":")
     batch = 100
-    with socket.create_connection((host, int(port)), timeout=10) as peer, peer.makefile("rb") as answers:
+    with socket.create_connection((host, int(port)), timeout=60) as peer, peer.makefile("rb") as answers:
         for _ in range(0, count, batch):
             peer.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * batch)
             for _ in range(batch):
@@ -72,7 +72,7 @@ def write_lines(count: int) -> None:
 
 
 def dropped() -> int:
-    told = httpx.get(f"{http()}/metrics", timeout=5).text
+    told = httpx.get(f"{http()}/metrics", timeout=60).text
     (count,) = re.findall(r'omnirelay_log_lines_dropped_total\{stage="gateway"\} (\S+)', told)
     return int(float(count))
 

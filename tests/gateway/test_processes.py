@@ -355,7 +355,7 @@ def test_up_tells_of_a_damaged_checkpoint_first(
 def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Path) -> None:
     command = [sys.executable, "-m", "omnirelay.cli", "up", "--config", "/dev/stdin"]
     done = subprocess.run(
-        command, input="log_level: debug", capture_output=True, text=True, timeout=30, check=False
+        command, input="log_level: debug", capture_output=True, text=True, timeout=60, check=False
     )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
@@ -382,7 +382,7 @@ def test_up_tells_every_port_in_use_and_an_offset_moves_a_second_stack(
         with start("omnirelay.cli", "serve", str(checkpoint_dir), *options) as process:
             ready = read_until(process, "ready: ")[-1]
             assert f"ready: {moved}, http://127.0.0.1:{http} (model {checkpoint_dir})" in ready
-            with urlopen(f"http://127.0.0.1:{http}/v1/models/tts-1", timeout=30) as answer:
+            with urlopen(f"http://127.0.0.1:{http}/v1/models/tts-1", timeout=60) as answer:
                 assert json.load(answer)["id"] == checkpoint_dir.name
             with Client(moved) as client:
                 assert client.status().ready

@@ -71,7 +71,7 @@ MakeScreen = Callable[[], Screen]
 
 
 def next_write(shown: Screen) -> None:
-    assert shown.written.acquire(timeout=10)
+    assert shown.written.acquire(timeout=60)
 
 
 def test_the_line_is_rewritten_and_goes_away(make_screen: MakeScreen) -> None:

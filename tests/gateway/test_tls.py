@@ -105,7 +105,7 @@ async def test_http_and_websockets_speak_tls(configure: Configure, certified: Ce
     async with http_bench(configure(http_gateway(tls=certified.config))) as b, serving(b):
         trusting = ssl.create_default_context(cafile=certified.ca)
         url = b.url.replace("http:", "https:")
-        async with httpx.AsyncClient(base_url=url, verify=trusting) as http:
+        async with httpx.AsyncClient(base_url=url, verify=trusting, timeout=60) as http:
             answer = await http.post(CHAT, json={"model": MODEL, "messages": HI})
             assert answer.json()["choices"][0]["message"]["content"] == "Hello"
             body = {"model": MODEL, "messages": HI, "stream": True}
@@ -127,7 +127,7 @@ async def test_http_and_websockets_speak_tls(configure: Configure, certified: Ce
 async def test_old_versions_and_slow_handshakes_are_refused(
     configure: Configure, certified: Certified, monkeypatch: Patch, way: str
 ) -> None:
-    monkeypatch.setattr("gateway.access.tls.HANDSHAKE_S", 0.3)
+    monkeypatch.setattr("gateway.access.tls.HANDSHAKE_S", 1.0)
 
     async with http_bench(configure(http_gateway(tls=certified.config))) as b, serving(b):
         host, port = parse_tcp(getattr(b.config.gateway, way))
@@ -347,7 +347,7 @@ async def test_when_it_expires_is_a_metric(configure: Configure, tmp_path: Path)
             old.pem.write_bytes(certified.pem.read_bytes())
             b.process.access.reload()
             trusting = ssl.create_default_context(cafile=certified.ca)
-            async with httpx.AsyncClient(verify=trusting) as http:
+            async with httpx.AsyncClient(verify=trusting, timeout=60) as http:
                 metrics = (await http.get(b.url.replace("http:", "https:") + "/metrics")).text
             (expiry,) = re.findall(r"(?m)^omnirelay_tls_certificate_expiry_timestamp_seconds (\S+)$", metrics)
             assert float(expiry) == pytest.approx(time.time() + days * 86_400, abs=120)

@@ -225,7 +225,7 @@ def test_files_of_another_user_are_not_called_missing_or_damaged(name: str | Non
             [sys.executable, "-c", AS_NOBODY, str(directory)],
             capture_output=True,
             text=True,
-            timeout=30,
+            timeout=60,
             check=False,
         )
     finally:
