@@ -72,7 +72,7 @@ async def test_threads_that_wait_hear_that_their_client_is_closed(tcp: Bench) ->
             thread.start()
         client.close()
         for thread in threads:
-            thread.join(5)
+            thread.join(60)
         assert len(heard) == 4
 
     await asyncio.to_thread(use, tcp.listen)
@@ -114,7 +114,7 @@ async def test_what_is_collected_on_the_clients_thread_does_not_block_it(tcp: Be
                 collected.set()
 
             client._loop.call_soon_threadsafe(collect)
-            assert collected.wait(30)
+            assert collected.wait(60)
             assert client.status().ready
 
     gc.disable()
@@ -240,14 +240,17 @@ async def read(answer: AsyncAnswer, forever: bool = False) -> None:
 
 async def timeout_of_a_result(b: Bench, client: AsyncClient) -> None:
     answer = client.chat("Hi")
+    await b.stages.request(0)
     with pytest.raises(TimeoutError):
         await limited(answer.result())
     await fails(answer, CancelledRequestError)
 
 
 async def timeout_of_a_loop(b: Bench, client: AsyncClient) -> None:
+    reading = asyncio.create_task(read(client.chat("Hi")))
+    await b.stages.request(0)
     with pytest.raises(TimeoutError):
-        await limited(read(client.chat("Hi")))
+        await limited(reading)
 
 
 async def timeout_within_a_loop(b: Bench, client: AsyncClient) -> None:

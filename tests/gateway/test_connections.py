@@ -340,7 +340,7 @@ async def test_a_websocket_message_that_stops_coming_ends_it(web: HttpBench, mon
     socket.transport.write(partial_message(10_000_000, 1000))
     async with asyncio.timeout(60):
         await socket.wait_closed()
-    assert not web.process._server._uploads._uploads
+    await until(lambda: not web.process._server._uploads._uploads)
 
 
 async def test_who_reads_nothing_keeps_no_socket_open(tcp: Bench) -> None:

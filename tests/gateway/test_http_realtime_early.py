@@ -122,9 +122,9 @@ async def test_images_and_text_that_come_before_a_response_are_computed(configur
         assert [each.kind for each in begun.media] == ["image"]
         await b.stages.prefilled(begun.request_id, 90)
         await ended(b)
-        await add(c)
         # A response that follows at once computes its prompt itself.
         with mock.patch.object(early, "PAUSE_S", 60.0):
+            await add(c)
             await add(c)
             await ask(c)
         await settle(c)

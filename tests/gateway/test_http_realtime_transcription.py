@@ -48,9 +48,10 @@ async def transcribed(c: Connection, session: dict[str, Any]) -> None:
 @pytest.mark.parametrize("session", [GA, BETA], ids=["current", "beta"])
 async def test_a_transcript_after_the_answer(web: HttpBench, c: Connection, session: dict[str, Any]) -> None:
     await transcribed(c, session)
-    item_id = await commit(c, TONE)
-    await c.response.create()
-    answer = await web.stages.request(0)
+    with mock.patch.object(transcription, "PAUSE_S", 1.0):
+        item_id = await commit(c, TONE)
+        await c.response.create()
+        answer = await web.stages.request(0)
     assert answer.speech is not None
     await speak(web, answer, ANSWER, CHUNKS)
     await take(c, "response.done")
@@ -85,15 +86,15 @@ async def test_transcripts_that_fail(web: HttpBench, c: Connection) -> None:
     await transcribed(c, GA)
     item_id = await commit(c, TONE)
     name = (await web.stages.request(0)).request_id
+    # The others wait for this one.
+    deleted = await commit(c, TONE)
+    await c.conversation.item.delete(item_id=deleted)
+    await take(c, "conversation.item.deleted")
+    kept = await commit(c, TONE)
     await web.stages.fail(name, "thinker", "media_invalid", "no sound")
     [event] = await take(c, f"{KIND}.failed")
     assert (event.item_id, event.content_index) == (item_id, 0)
     assert (event.error.code, event.error.message) == ("media_invalid", "no sound")
-    with mock.patch.object(transcription, "PAUSE_S", 0.5):
-        deleted = await commit(c, TONE)
-        await c.conversation.item.delete(item_id=deleted)
-        await take(c, "conversation.item.deleted")
-        kept = await commit(c, TONE)
     await speak(web, await web.stages.request(1), "", [])
     failed, done = await take(c, f"{KIND}.completed")
     assert (failed.type, failed.item_id) == (f"{KIND}.failed", deleted)

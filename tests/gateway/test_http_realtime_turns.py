@@ -199,12 +199,13 @@ async def test_silence_after_an_answer_is_answered_a_few_times(web: HttpBench) -
     async with listening(web, idle_timeout_ms=5000) as c:
         with quick:
             await add(c)
-            await append(c, bytes(2 * RATE))
             await c.response.create()
             for at in range(MOST_IN_A_ROW + 1):
-                await speak(web, await web.stages.request(at), ANSWER, CHUNKS[:1])
-                await take(c, "response.done")
+                request = await web.stages.request(at)
                 await append(c, bytes(2 * RATE))
+                await settle(c)
+                await speak(web, request, ANSWER, CHUNKS[:1])
+                await take(c, "response.done")
                 if at == MOST_IN_A_ROW:
                     break
                 timeout, committed, added = (await take(c, "conversation.item.added"))[:3]
@@ -234,7 +235,7 @@ async def test_a_client_that_is_heard_is_not_taken_for_gone(web: HttpBench, monk
 
     def impatient(self: BoundedWebSocket, *args: Any, **kwargs: Any) -> None:
         make(self, *args, **kwargs)
-        self.ping_interval = self.ping_timeout = 0.3
+        self.ping_interval, self.ping_timeout = 0.3, 1.0
 
     monkeypatch.setattr(BoundedWebSocket, "__init__", impatient)
 

@@ -181,12 +181,12 @@ def test_tokens_that_are_taken_in_advance_are_waited_for() -> None:
 
 
 def test_a_client_is_told_in_milliseconds_when_to_come_again() -> None:
-    client = Principal("key a", ClientLimits(requests_per_second=0.5, burst=2))
+    client = Principal("key a", ClientLimits(requests_per_second=0.0005, burst=2))
     client.open()
     client.open()
-    with pytest.raises(BusyError, match=r"0\.5 requests a second") as busy:
+    with pytest.raises(BusyError, match=r"0\.0005 requests a second") as busy:
         client.open()
-    assert 1900 <= busy.value.retry_after_ms <= 2000
+    assert 1_900_000 <= busy.value.retry_after_ms <= 2_000_000
     assert (client.taken, client.refused, client.open_requests) == (2, 1, 2)
 
 
@@ -315,7 +315,7 @@ async def test_a_key_opens_sessions_as_ordered(configure: Configure, keys: str, 
         before = time.time()
         secret = await made(b, BEARER if keyed else None, session=SESSION)
         assert secret["value"].startswith(EPHEMERAL_PREFIX)
-        assert 599 <= secret["expires_at"] - before <= 602
+        assert before - 1 <= secret["expires_at"] - 600 <= time.time()
         assert secret["session"]["instructions"] == "Be brief."
         for _ in range(2):
             session = await opened(b, secret["value"])
@@ -331,7 +331,7 @@ async def test_a_key_opens_sessions_as_ordered(configure: Configure, keys: str, 
 
 
 async def test_a_key_expires_and_its_memory_is_free(web: HttpBench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.endpoint.SECOND_S", 0.03)
+    monkeypatch.setattr("gateway.http.realtime.endpoint.SECOND_S", 0.1)
 
     secret = await made(web, session=SESSION, expires_after={"anchor": "created_at", "seconds": 10})
     assert web.process.gateway.held.total > 0
