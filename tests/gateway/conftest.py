@@ -133,8 +133,9 @@ def place(tmp_path: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch)
     for stage in STAGES:
         package = tmp_path / "services" / stage
         package.mkdir(parents=True)
-        # A regular package, or the real one further down the path would be taken before it.
-        (package.parent / "__init__.py").touch()
+        # A regular package, or the real one further down the path would be taken before it; what it lacks
+        # comes from there, and not from whatever tree is installed.
+        (package.parent / "__init__.py").write_text(f"__path__.append({str(ROOT / 'services')!r})\n")
         (package / "__init__.py").touch()
         (package / "__main__.py").write_text(
             f"from tests.gateway.fake_stage_process import run\nrun({stage!r})\n"
