@@ -196,7 +196,7 @@ async def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
             (bad, "invalid_request", "deadline_s", {"extra_body": {"deadline_s": 0}}),
             (bad, "media_unreachable", "messages", with_picture("https://a.example/x.png")),
             (bad, "media_invalid", "messages", with_picture("data:image/png;base64,?")),
-            (openai.APITimeoutError, None, None, {"timeout": 0.2}),
+            (openai.APITimeoutError, None, None, {"timeout": 1.0}),
         ]
         for kind, code, param, fields in cases:
             given: Any = {"model": MODEL, "messages": HI, **fields}

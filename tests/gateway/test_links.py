@@ -221,6 +221,7 @@ async def test_requests_beyond_the_window_wait_for_the_thinkers_credit(configure
         await until(lambda: queue.backlog_bytes > 3 * len(SOUND))
         # The loop serves others meanwhile.
         assert (await client.status()).ready
+        await b.stages.request(0)
         assert len(b.stages.requests) == 1
         assert queue.outstanding_bytes <= 2**20
         b.stages.generous = True

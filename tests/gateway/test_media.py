@@ -195,7 +195,7 @@ async def test_held_bytes_return_to_zero_however_requests_end(configure: Configu
             )
         )
         def example(requests: list[tuple[str, list[int]]]) -> None:
-            asyncio.run_coroutine_threadsafe(all_end(requests), loop).result(10)
+            asyncio.run_coroutine_threadsafe(all_end(requests), loop).result(60)
 
         await asyncio.to_thread(example)
         async with b.client() as client:
@@ -292,8 +292,7 @@ async def test_requests_wait_while_the_thinkers_queue_is_full(
 
     async with bench(config, listening=False) as b, b.client() as client:
         answers = [client.chat(images=bytes(LARGE), seed=seed, priority=1) for seed in range(7)]
-        await until(lambda: b.counts["queued"] == 4)
-        assert b.counts["thinking"] == 3
+        await until(lambda: (b.counts["queued"], b.counts["thinking"]) == (4, 3))
         answers[1].cancel()
         # Its place in the queue goes to the next in line.
         await until(lambda: (b.counts["queued"], b.counts["thinking"]) == (3, 3))

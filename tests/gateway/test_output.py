@@ -183,7 +183,7 @@ def test_a_gateway_without_files_for_connections_says_so_now_and_then_and_can_be
 
 def _answers(url: str) -> bool:
     try:
-        return httpx.get(f"{url}/livez", timeout=20).status_code == 200
+        return httpx.get(f"{url}/livez", timeout=60).status_code == 200
     except httpx.TransportError:
         return False
 

@@ -552,7 +552,7 @@ async def test_long_and_broken_lines_are_shown(monkeypatch: Patch) -> None:
     code = "import sys; sys.stdout.buffer.write(b'x' * 250 + b'\\n\\xff y\\n\\nlast')"
 
     started = await child.Child.start("odd", [sys.executable, "-c", code], lambda _, line: shown.append(line))
-    assert await started.wait(10)
+    assert await started.wait(60)
     assert started.ending == "ended with exit status 0"
     assert "".join(shown) == "x" * 250 + "\ufffd ylast"
     assert shown[-2:] == ["\ufffd y", "last"]

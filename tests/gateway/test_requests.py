@@ -123,8 +123,8 @@ async def test_failure_of_a_stage(tcp: Bench, client: AsyncClient, code: str, ki
 
 async def test_deadline_expires(configure: Configure) -> None:
     async with bench(configure(max_active=1)) as b, b.client() as client:
-        active = client.chat("Hi", deadline_s=0.2)
-        waiting = client.chat("Hi", deadline_s=0.1)
+        active = client.chat("Hi", deadline_s=1.0)
+        waiting = client.chat("Hi", deadline_s=0.5)
         name = (await b.stages.request(0)).request_id
         await fails(waiting, errors.DeadlineError, "queued")
         await fails(active, errors.DeadlineError, "thinking")
@@ -165,7 +165,7 @@ async def test_busy_is_told_before_the_prompt_is_made(configure: Configure, monk
     build = PromptBuilder.build
 
     def slow_build(builder: PromptBuilder, messages: list[ChatMessage]) -> list[int]:
-        made.wait(10)
+        made.wait(60)
         return build(builder, messages)
 
     monkeypatch.setattr(PromptBuilder, "build", slow_build)

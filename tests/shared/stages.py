@@ -200,7 +200,7 @@ class Harness:
 
     def stop(self) -> None:
         self.loop.stop()
-        self.thread.join(timeout=20)
+        self.thread.join(timeout=60)
         assert not self.thread.is_alive()
         self.heart.stop()
 

@@ -155,10 +155,11 @@ def test_the_heartbeat_thread_repeats_the_last_report_with_the_time_since(contex
         busy.append(message.busy_s)
     assert busy == sorted(set(busy))
     assert 0.04 < busy[-1] <= time.monotonic() - started
+    started = time.monotonic()
     heart.note(heartbeat(steps=2))
     seen: list[Heartbeat] = []
     wait_until(lambda: bool(seen) and seen[-1].load.steps == 2, lambda: seen.append(heard(router)))
-    assert seen[-1].busy_s < busy[-1]
+    assert seen[-1].busy_s <= time.monotonic() - started
     heart.stop()
 
 
@@ -204,7 +205,7 @@ def test_the_gateway_can_ask_for_fewer_heartbeats_but_not_for_more(heart, router
     while router.poll(100):
         take_frames(router)
     heart.note(heartbeat(steps=2), at_once=True)
-    assert heard(router).load.steps == 2
+    wait_until(lambda: heard(router).load.steps == 2)
     assert not router.poll(50)
     heart.answered(Peers(gateway="g"))
     heart.note(heartbeat(steps=3), at_once=True)
@@ -246,7 +247,7 @@ def test_what_was_for_another_process_at_the_address_is_dropped(context: Context
 def test_a_stage_that_drains_goes_on_until_nothing_needs_it_or_its_time_is_over(
     context: Context, released: bool
 ) -> None:
-    harness = Harness(context, drain_s=60.0 if released else 0.5)
+    harness = Harness(context, drain_s=60.0 if released else 3.0)
     harness.listen()
     harness.start()
     tell(harness, Peers(gateway="aaaa"))
@@ -258,7 +259,7 @@ def test_a_stage_that_drains_goes_on_until_nothing_needs_it_or_its_time_is_over(
     assert harness.thread.is_alive()
     if released:
         tell(harness, Peers(gateway="aaaa", released=True))
-    harness.thread.join(timeout=20)
+    harness.thread.join(timeout=60)
     assert not harness.thread.is_alive()
     assert harness.error is None
     harness.stop()
@@ -268,7 +269,7 @@ def test_a_stage_without_a_gateway_stops_at_once(context: Context) -> None:
     harness = Harness(context, drain_s=60.0)
     harness.start()
     harness.loop.drain()
-    harness.thread.join(timeout=20)
+    harness.thread.join(timeout=60)
     assert not harness.thread.is_alive()
     harness.stop()
 

@@ -374,7 +374,7 @@ def test_a_stage_without_credit_waits_without_turning_and_goes_on_with_it(contex
         # Not only because there is no connection yet.
         wait_until(lambda: harness.gateway.backlog_bytes > 0 and harness.gateway.outstanding_bytes > 0)
         # Said when the loop has come round: not in the middle of sending.
-        harness.next_heartbeat()
+        wait_until(lambda: harness.next_heartbeat().load.steps == harness.service.steps)
         steps, rounds = harness.service.steps, harness.loop.rounds
         assert steps < 100
         for _ in range(10):

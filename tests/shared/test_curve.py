@@ -288,7 +288,8 @@ def test_only_so_many_refusals_are_logged(opened: Open, caplog: pytest.LogCaptur
             Stranger(outside, endpoint(queue.socket), **client_options(server, zmq.curve_keypair()))
             for _ in range(80)
         ]
-        wait_until(lambda: guard(context).refused["unknown_key"] >= len(all_of_them))
+        # Each may try more than once.
+        wait_until(lambda: guard(context).refused["unknown_key"] >= 80 and len(caplog.records) >= 64)
         for each in all_of_them:
             each.close()
     assert len(caplog.records) == 64
@@ -329,6 +330,6 @@ def test_a_process_can_be_connected_to_as_many_replicas_as_there_may_be(opened: 
     """Each connection needs several of ZeroMQ's sockets, of which it allows 1023 by default."""
     queues: PeerQueues[ThinkerInput] = PeerQueues(opened("gateway"), "thinker", Sending("gateway.a"))
     ports = range(20_000, 20_000 + MAX_REPLICAS)
-    assert queues.reach({f"replica{port}": f"tcp://127.0.0.1:{port}" for port in ports})
+    assert queues.reach({f"replica{port}": f"tcp://127.9.9.9:{port}" for port in ports})
     assert len(queues._queues) == MAX_REPLICAS
     queues.close()

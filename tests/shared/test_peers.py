@@ -129,7 +129,7 @@ def test_a_replica_for_which_there_is_no_socket_is_not_among_the_names():
     context = Context()
     context.set(zmq.MAX_SOCKETS, 2)
     queues: PeerQueues[Token2WavInput] = PeerQueues(context, "token2wav", sending())
-    assert queues.reach({str(port): f"tcp://127.0.0.1:{port}" for port in range(20_000, 20_005)})
+    assert queues.reach({str(port): f"tcp://127.9.9.9:{port}" for port in range(20_000, 20_005)})
     assert len(queues._queues) == 2
     queues.close()
     context.destroy(linger=0)

@@ -172,7 +172,7 @@ def test_a_step_that_raises_ends_the_loop_and_every_living_request_is_reported(h
     harness.service.step_error = MemoryError("the device is full")
     harness.service.abort_error = abort_error
     harness.send("a", 1)
-    harness.thread.join(timeout=20)
+    harness.thread.join(timeout=60)
     events = by_request(harness.take(2))
     assert events.keys() == {"a", "b"}
     for (failure,) in events.values():
@@ -187,7 +187,7 @@ def test_a_step_that_raises_is_put_down_to_the_request_it_computed_alone(harness
     harness.service.alone = "b"
     harness.service.step_error = MemoryError("the device is full")
     harness.send("a", 1)
-    harness.thread.join(timeout=20)
+    harness.thread.join(timeout=60)
     failure = harness.take_failure()
     assert (failure.request_id, failure.code) == ("b", "poison_request")
 

@@ -233,4 +233,4 @@ def test_keys_are_removed_when_their_actor_is_killed(tmp_path: Path):
         actor.stdout.readline()
         assert (folder / "thinker.key_secret").exists()
         actor.kill()
-    wait_until(lambda: not folder.exists(), "the folder is removed", 10)
+    wait_until(lambda: not folder.exists(), "the folder is removed", 60)

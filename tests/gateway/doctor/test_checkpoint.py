@@ -318,14 +318,14 @@ def test_a_start_waits_for_another_that_makes_it(maker: Maker, monkeypatch: Patc
     def other() -> None:
         with made._locked(PLACE.parent):
             locked.set()
-            assert begun.wait(10)
+            assert begun.wait(60)
             shutil.copytree(maker.installed, PLACE)
 
     with ThreadPoolExecutor(1) as starts:
         done = starts.submit(other)
-        assert locked.wait(10)
+        assert locked.wait(60)
         made.ensure(Config())
-        done.result(10)
+        done.result(60)
     assert begun.is_set()
     assert maker.calls == []
 
