@@ -1,6 +1,5 @@
 """Calls by WebRTC with a real peer: speech both ways, interruptions, endings."""
 
-import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, get_args

@@ -117,9 +117,9 @@ async def test_an_answer_goes_on(configure: Configure, loss: str, stage: StageNa
         await script.play(second)
         done = await whole(answer, script)
         assert done.request_id == first.request_id
-        told = loss in ("hung", "failed", "cut off")
-        firsts = [each for each in b.stages.replicas if each.name == "first" and (told or each.stage != stage)]
-        await until(lambda: all(first.request_id in each.aborts for each in firsts), "aborts")
+        lost = None if loss in ("hung", "failed", "cut off") else stage
+        told = [each for each in b.stages.replicas if each.name == "first" and each.stage != lost]
+        await until(lambda: all(first.request_id in each.aborts for each in told), "aborts")
         report = b.process.gateway.report(first.request_id)
         assert report is not None
         assert (report.state, report.resumes) == ("completed", 1)

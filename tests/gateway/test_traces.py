@@ -191,7 +191,7 @@ async def test_requests_that_are_given_up(configure: Configure) -> None:
     async with traced(configure, max_active=1) as (b, collector), b.client() as client:
         cancelled = client.chat("Hi")
         await b.stages.request(0)
-        waiting = client.chat("Hi", deadline_s=0.1)
+        waiting = client.chat("Hi", deadline_s=0.5)
         await fails(waiting, errors.DeadlineError)
         expired = await root_with(collector, "expired")
         assert expired.error == "deadline_exceeded"
