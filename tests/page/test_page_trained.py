@@ -12,7 +12,7 @@ import soundfile
 
 from tests.page.browser import browser
 from tests.page.test_page import ANSWER, READY, run, said
-from tests.support.stack import RunningStack, make_config
+from tests.support.stack import PATIENT, RunningStack, make_config
 
 pytestmark = pytest.mark.page
 
@@ -23,7 +23,7 @@ IDEAS = "[...document.querySelectorAll('.idea')].map(each => each.textContent)"
 
 @pytest.fixture(scope="module")
 def trained_url(speaking_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    config = make_config(speaking_checkpoint, gateway={"webrtc": {"enabled": True}})
+    config = make_config(speaking_checkpoint, gateway={**PATIENT, "webrtc": {"enabled": True}})
     with RunningStack(config, tmp_path_factory.mktemp("stack")):
         yield config["gateway"]["http"].replace("tcp:", "http:")
 
