@@ -82,7 +82,8 @@ def test_both_are_placed_apart_and_have_all_stages(stack: ClusterStack) -> None:
     assert found[ONE].host != found[TWO].host
     assert reached(found[ONE]) == stack.address
     for name in (ONE, TWO):
-        assert served_by(reached(found[name])) == stages(found)
+        at = reached(found[name])
+        wait_until(lambda at=at: served_by(at) == stages(found), f"{name} has all stages", ANSWERS_S)  # type: ignore[misc]
     said = stack.run("status").splitlines()
     for name in (ONE, TWO):
         assert f"{name}: {', '.join(found[name].clients)}" in said
@@ -117,9 +118,9 @@ def test_a_killed_node_with_a_gateway_costs_no_answer(
         print(f"all answers after {time.monotonic() - began:.1f} s")
         wait_until(lambda: elsewhere(stack, host), "it is elsewhere", ANSWERS_S)
         after = stack.wait_until_ready()
-        # No other stage was started again; all of them have joined it where it is now.
+        # No other stage was started again; all of them join it where it is now.
         assert staying <= stages(after)
-        assert served_by(reached(after[TWO])) == stages(after)
+        wait_until(lambda: served_by(reached(after[TWO])) == stages(after), "it has all stages", ANSWERS_S)
         with Client(reached(after[TWO])) as client:
             again = [Stream(client, number) for number in range(STREAMS)]
             check_heard(again, undisturbed)
