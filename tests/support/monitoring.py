@@ -95,7 +95,7 @@ def panel_queries() -> Iterator[Query]:
             yield Query(panel["title"], target["expr"])
 
 
-START_S = 30.0
+START_S = 120.0
 STOP_S = 20.0
 EVERY = "1s"
 
