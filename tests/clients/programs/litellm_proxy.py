@@ -26,7 +26,7 @@ CONFIG = {
         }
     ]
 }
-START_S = 90
+START_S = 180
 KEY = f"sk-{secrets.token_hex(32)}"
 
 

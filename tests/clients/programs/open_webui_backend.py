@@ -46,7 +46,7 @@ SETTINGS = {
     # The checkpoint answers the longer default with a minute of speech.
     "REALTIME_CALL_PROMPT_TEMPLATE": "Answer.",
 }
-START_S = 120
+START_S = 180
 
 
 def wait_for(client: httpx.Client, backend: subprocess.Popen[bytes]) -> None:
