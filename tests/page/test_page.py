@@ -11,10 +11,11 @@ import httpx
 import pytest
 
 from tests.page.browser import Page, browser
+from tests.support.http import Readings, get
 
 pytestmark = pytest.mark.page
 
-SCENARIO_S = 120.0
+SCENARIO_S = 240.0
 ANSWER = "document.querySelector('.assistant:last-of-type')"
 IDLE = "document.getElementById('stop').hidden"
 READY = "document.getElementById('stack').dataset.state === 'ready'"
@@ -49,7 +50,7 @@ def opened(url: str, microphone: Path, tmp_path: Path) -> Open:
 
 async def said(page: Page) -> dict[str, Any]:
     """Wait until the last answer was made and played; gives what the page knows of it."""
-    await page.until(f"{ANSWER}?.dataset.state && {IDLE}")
+    await page.until(f"{ANSWER}?.dataset.state && {IDLE}", SCENARIO_S)
     facts: dict[str, Any] = json.loads(await page.js(f"JSON.stringify({ANSWER}.dataset)"))
     facts["text"] = await page.js(f"{ANSWER}.querySelector('.words').textContent")
     return facts
@@ -76,6 +77,12 @@ async def report_of(url: str, request: str) -> dict[str, Any]:
         return report
 
 
+async def underruns(url: str) -> float:
+    """How often, by the gateway's count, speech came later than it was to be heard."""
+    metrics = (await asyncio.to_thread(get, url.replace("http:", "tcp:"), "/metrics")).metrics
+    return Readings(metrics.values())("omnirelay_playback_underruns_total")
+
+
 async def offer(page: Page, path: Path) -> None:
     """Drop a file that need not be taken."""
     x, y = await page.place("main")
@@ -99,11 +106,13 @@ async def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
     sizes = [5760, 1, 2879, 11520, 37, 480, 24_000, 3]
     play = """(async () => {
         const { Playback, output } = await import('/page/player.js');
-        await new Promise((ended) => {
+        await new Promise(async (ended) => {
             window.played = new Playback(ended);
             const piece = (size) => new Float32Array(size).fill(0.5);
+            // However slow the machine, none comes too late: the clock stands still until all are there.
+            await output().suspend();
             SIZES.forEach((size, at) => setTimeout(() => window.played.push(piece(size)), 20 * at));
-            setTimeout(() => window.played.end(), 20 * SIZES.length + 100);
+            setTimeout(() => { window.played.end(); output(); }, 20 * SIZES.length + 100);
         });
         const { scheduled, gaps } = window.played;
         return [scheduled, gaps, Math.round(window.played.position())];
@@ -202,14 +211,19 @@ async def test_a_dropped_picture_and_speech_are_sent_and_shown(opened: Open, url
         await drop(page, picture)
         await page.click("#text")
         await page.write("What can you see in this picture?")
+        late = [await underruns(url)]
         await page.press("Enter")
         first = await check_spoken(page, url)
+        late.append(await underruns(url))
         assert first["prompt_tokens"] > 60
         assert await page.js("document.querySelector('.user img.media').naturalWidth") == 224
         await hold_to_talk(page)
         second = await check_spoken(page, url)
-        # Others may keep the machine from making sound as fast as it is heard, but not both times.
-        assert min(int(first["gaps"]), int(second["gaps"])) == 0
+        late.append(await underruns(url))
+        # Others may keep the machine from making sound as fast as it is heard, which the gateway sees;
+        # and the page from taking it in time, but not both times.
+        gaps = int(first["gaps"]), int(second["gaps"])
+        assert gaps[0] <= late[1] - late[0] or gaps[1] <= late[2] - late[1], (gaps, late)
         assert second["prompt_tokens"] > first["prompt_tokens"] + 30
         await page.until("document.querySelector('.user audio.media').duration > 1")
         await page.js("scrollTo(0, 1e6)")
