@@ -16,7 +16,7 @@ from tests.page.test_page import ANSWER, READY, report_of, run, said
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import RunningStack, addresses_of_several, make_config
 
-pytestmark = pytest.mark.page
+pytestmark = [pytest.mark.page, pytest.mark.timeout(600)]
 
 QUESTION = "Tell me a story about a fox and a dog."
 SAMPLES = f"Number({ANSWER}?.dataset.samples ?? 0)"
