@@ -64,7 +64,8 @@ async def answered(b: HttpBench, page: Page, question: str, text: str) -> ThinkR
     await ask(page, question)
     request = await b.stages.request(count)
     await b.stages.answer(request, b.encode(text))
-    await page.until(f"{DONE} && {ANSWER}.querySelector('.words').textContent.trim() === {text!r}")
+    # And kept: a reload before that would lose it.
+    await page.until(f"{DONE} && {IDLE} && {ANSWER}.querySelector('.words').textContent.trim() === {text!r}")
     return request
 
 
@@ -373,9 +374,11 @@ async def test_one_answer_sounds_at_a_time_and_pause_is_pause(before: Before) ->
         await page.until(f"{PLAYS}.join() === 'Play the answer,Pause'")
         await page.click(second)
         await page.until(f"{PLAYS}[1] === 'Continue'")
-        at = await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
+        output = "import('/page/player.js').then(({ output }) => output().%s)"
+        await page.until(output % "state === 'suspended'")
+        at = await page.js(output % "currentTime")
         await asyncio.sleep(0.3)
-        assert at == await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
+        assert at == await page.js(output % "currentTime")
         assert not await page.js(IDLE)
         await page.click(second)
         await page.until(f"{PLAYS}[1] === 'Pause'")
