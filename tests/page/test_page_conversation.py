@@ -312,6 +312,28 @@ async def test_while_a_stage_is_away_the_answer_says_so(before: Before) -> None:
         page.problems = [each for each in page.problems if "503" not in each]
 
 
+async def test_what_is_told_of_a_stage_too_late_is_not_shown_beside_a_whole_answer(before: Before) -> None:
+    async with before() as (b, page):
+        await page.js("""
+            const fetched = window.fetch;
+            window.fetch = async (url, options) => {
+                if (!url.pathname.endsWith("/readyz")) return fetched(url, options);
+                await new Promise((told) => (window.tell = told));
+                return new Response('{"reasons": ["the talker is down"]}', { status: 503 });
+            };
+        """)
+        await ask(page, "First")
+        request = await b.stages.request(0)
+        # Nothing comes, so the page asks why; then all of it does.
+        waiting = f"{ANSWER}.querySelector('.facts').textContent.match(/waiting ([0-9.]+)/)"
+        await page.until(f"window.tell && {waiting} && {waiting}[1] > 4")
+        await speak(b, request, "Done", [melody(1.0)])
+        await page.until(DONE)
+        await page.js("tell()")
+        await page.until(f"{IDLE} && document.getElementById('stack').dataset.state === 'away'")
+        assert "talker" not in await page.js(f"{ANSWER}.querySelector('.facts').textContent")
+
+
 async def test_files_are_checked_before_they_are_uploaded(
     before: Before, picture: Path, tmp_path: Path
 ) -> None:
