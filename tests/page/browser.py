@@ -108,6 +108,12 @@ class Page:
     async def write(self, text: str) -> None:
         await self.call("Input.insertText", text=text)
 
+    async def ask(self, words: str) -> None:
+        """Write a message, and send it."""
+        await self.click("#text")
+        await self.write(words)
+        await self.press("Enter")
+
     async def press(self, key: str, modifiers: int = 0) -> None:
         await self.key("keyDown", key, modifiers)
         await self.key("keyUp", key, modifiers)
