@@ -10,13 +10,13 @@ import contextlib
 import json
 import os
 import re
-import socket
 import sys
 import urllib.request
 import wave
 from pathlib import Path
 
 import websockets
+from conversation import free_port
 
 RATE = 8000
 FRAME = RATE // 50
@@ -43,12 +43,6 @@ def question() -> bytes:
     with wave.open(os.environ["RECORDING"]) as file:
         rate, pcm = file.getframerate(), file.readframes(file.getnframes())
     return audioop.lin2ulaw(audioop.ratecv(pcm, 2, 1, rate, RATE, None)[0], 2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def webhook(port: int) -> str:
