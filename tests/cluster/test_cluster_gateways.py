@@ -77,13 +77,16 @@ def stages(found: dict[str, Process]) -> set[int | None]:
     return {each.pid for name, each in found.items() if not name.startswith("gateway")}
 
 
+def wait_for_all(found: dict[str, Process], gateway: str) -> None:
+    wait_until(lambda: served_by(reached(found[gateway])) == stages(found), "it has all stages", ANSWERS_S)
+
+
 def test_both_are_placed_apart_and_have_all_stages(stack: ClusterStack) -> None:
     found = stack.wait_until_ready()
     assert found[ONE].host != found[TWO].host
     assert reached(found[ONE]) == stack.address
     for name in (ONE, TWO):
-        at = reached(found[name])
-        wait_until(lambda at=at: served_by(at) == stages(found), f"{name} has all stages", ANSWERS_S)  # type: ignore[misc]
+        wait_for_all(found, name)
     said = stack.run("status").splitlines()
     for name in (ONE, TWO):
         assert f"{name}: {', '.join(found[name].clients)}" in said
@@ -120,7 +123,7 @@ def test_a_killed_node_with_a_gateway_costs_no_answer(
         after = stack.wait_until_ready()
         # No other stage was started again; all of them join it where it is now.
         assert staying <= stages(after)
-        wait_until(lambda: served_by(reached(after[TWO])) == stages(after), "it has all stages", ANSWERS_S)
+        wait_for_all(after, TWO)
         with Client(reached(after[TWO])) as client:
             again = [Stream(client, number) for number in range(STREAMS)]
             check_heard(again, undisturbed)
@@ -146,6 +149,6 @@ def test_gateways_are_scaled_under_streams(
     found = stack.wait_until_ready()
     assert ", ".join([*found[ONE].clients, *found[TWO].clients]) in said
     assert stages(found) == stages(before)
-    wait_until(lambda: served_by(reached(found[TWO])) == stages(found), "it has all stages", ANSWERS_S)
+    wait_for_all(found, TWO)
     again = ask(clients)
     check_heard(again, undisturbed)

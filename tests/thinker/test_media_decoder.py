@@ -7,8 +7,6 @@ import socket
 import subprocess
 import sys
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
@@ -22,6 +20,7 @@ from omnirelay.errors import MediaError, MediaTooLargeError
 from services.thinker.media.decoded import DecodedAudio, DecodedImage
 from services.thinker.media.decoder import WORKER, MediaDecoder
 from services.thinker.media.pipe import MAX_HEADER_BYTES, STARTS, DecodeJob, Pipe
+from tests.shared.support import wait_until
 from tests.support.children import Child
 from tests.support.decoding import LIMITS, decoding, limits, nbytes
 from tests.support.media import clip, encode_image, picture, spoken
@@ -79,13 +78,6 @@ def children() -> list[psutil.Process]:
 def only_child() -> psutil.Process:
     (child,) = [child for child in children() if "services.thinker.media.worker" in child.cmdline()]
     return child
-
-
-def wait_until(holds: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not holds():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 @cache
