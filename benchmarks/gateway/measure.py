@@ -24,6 +24,8 @@ SETTLE_S: Final = SPREAD_S + 4.0
 """From the last new stream until the measurement: all streams have sent their short first chunks."""
 BEGIN_S: Final = 3.0
 """Time for the processes of clients to start."""
+LATE_S: Final = 3.0
+"""So long what was sent in the measurement may be under way."""
 STREAMS_OF_A_REPLICA: Final = 64
 
 
@@ -132,7 +134,7 @@ def measure_streams(model: Path, interface: Interface, streams: int, seconds: fl
         starts = [first + number / STARTS_PER_S for number in range(streams)]
         begin = starts[-1] + SETTLE_S
         end = begin + seconds
-        with stack.clients(interface, starts, end + 0.5) as clients:
+        with stack.clients(interface, starts, end + LATE_S) as clients:
             time.sleep(max(0.0, begin - time.monotonic()))
             cpu, began = Cpu({"gateway": pid, "stages": stack.stages.pid}), time.monotonic()
             time.sleep(max(0.0, end - time.monotonic()))

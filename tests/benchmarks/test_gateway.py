@@ -111,8 +111,8 @@ def test_an_event_that_did_not_come_is_an_error() -> None:
 def test_streams_are_held_and_all_their_events_come(
     monkeypatch: pytest.MonkeyPatch, model: Path, interface: Interface
 ) -> None:
-    monkeypatch.setattr(measure, "SETTLE_S", 2.5)
-    level = measure_streams(model, interface, 3, 2.0)
+    monkeypatch.setattr(measure, "SETTLE_S", 5.0)
+    level = measure_streams(model, interface, 3, 4.0)
     assert (level.interface, level.streams) == (interface, 3)
     # In a second a stream has four of text, about four of codec ids, and up to two chunks of audio.
     assert 3 * 7 <= level.events_per_s <= 3 * 12

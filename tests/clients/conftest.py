@@ -6,12 +6,13 @@ from pathlib import Path
 import pytest
 
 from tests.clients.running import Programs
-from tests.support.stack import RunningStack, make_config
+from tests.support.stack import PATIENT, RunningStack, make_config
 
 
 @pytest.fixture(scope="session")
 def stack(speaking_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    with RunningStack(make_config(speaking_checkpoint), tmp_path_factory.mktemp("clients")) as stack:
+    config = make_config(speaking_checkpoint, gateway=PATIENT)
+    with RunningStack(config, tmp_path_factory.mktemp("clients")) as stack:
         yield stack
 
 

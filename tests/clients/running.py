@@ -26,6 +26,8 @@ HEARD = "eight plus seven is fifteen"
 """The answer to what the recording asks."""
 TRANSCRIPT = "what is eight plus seven"
 RATE = 24_000
+TIMEOUT_S = 240.0
+"""A program is killed then: several times what one takes on a machine of its own."""
 QUIET = 500
 SHORTEST_S, LONGEST_S = 0.5, 8.0
 """Seconds of speech in an answer of a few words."""
@@ -45,22 +47,17 @@ class Programs:
         self.checkpoint = checkpoint
         self.folder = folder
 
-    def run(
-        self, client: str, program: str | Path, timeout_s: float = 120.0, arguments: Sequence[str] = ()
-    ) -> dict[str, Any]:
+    def run(self, client: str, program: str | Path, arguments: Sequence[str] = ()) -> dict[str, Any]:
         """Return what a program printed in its last line, which is JSON.
 
         Args:
             client: The environment in ``.venv-clients`` that it needs.
             program: Its file: Python, a shell's, or Node's.
-            timeout_s: It is killed then.
             arguments: Of its command line.
         """
-        return json.loads(self.output(client, program, timeout_s, arguments).strip().rpartition("\n")[2])
+        return json.loads(self.output(client, program, arguments).strip().rpartition("\n")[2])
 
-    def output(
-        self, client: str, program: str | Path, timeout_s: float = 120.0, arguments: Sequence[str] = ()
-    ) -> str:
+    def output(self, client: str, program: str | Path, arguments: Sequence[str] = ()) -> str:
         """Return all that a program printed, as :meth:`run` runs it."""
         # Node looks for packages beside the program.
         modules, path = self.folder / "node_modules", self.folder / Path(program).name
@@ -77,7 +74,7 @@ class Programs:
             start_new_session=True,
         ) as process:
             try:
-                output, errors = process.communicate(timeout=timeout_s)
+                output, errors = process.communicate(timeout=TIMEOUT_S)
             finally:
                 # Its children, too.
                 with contextlib.suppress(ProcessLookupError):

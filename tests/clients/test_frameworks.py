@@ -4,7 +4,7 @@ import pytest
 
 from tests.clients.running import ANSWER, SHORTEST_S, TRANSCRIPT, Programs, assert_speech
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 def test_litellm(programs: Programs) -> None:
@@ -34,7 +34,7 @@ def test_langchain(programs: Programs) -> None:
 
 
 def test_open_webui(programs: Programs) -> None:
-    said = programs.run("open-webui", "open_webui_backend.py", timeout_s=240)
+    said = programs.run("open-webui", "open_webui_backend.py")
     assert_speech(said.pop("read"), said.pop("rate"))
     call = said.pop("call")
     assert call["understood"] == TRANSCRIPT

@@ -6,7 +6,7 @@ import pytest
 
 from tests.clients.running import Programs
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 def test_guidellm(programs: Programs) -> None:

@@ -4,7 +4,7 @@ import pytest
 
 from tests.clients.running import ANSWER, HEARD, TRANSCRIPT, Programs, assert_speech
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 def test_the_package_for_python(programs: Programs) -> None:

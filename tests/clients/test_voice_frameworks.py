@@ -8,7 +8,7 @@ import pytest
 from tests.clients.running import ANSWER, EXAMPLES, HEARD, LONGEST_S, QUIET, SHORTEST_S, TRANSCRIPT, Programs
 from tests.support.children import ROOT
 
-pytestmark = [pytest.mark.clients, pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.clients, pytest.mark.timeout(600)]
 
 
 def is_speech(seconds: float) -> bool:

@@ -77,12 +77,16 @@ def stages(found: dict[str, Process]) -> set[int | None]:
     return {each.pid for name, each in found.items() if not name.startswith("gateway")}
 
 
+def wait_for_all(found: dict[str, Process], gateway: str) -> None:
+    wait_until(lambda: served_by(reached(found[gateway])) == stages(found), "it has all stages", ANSWERS_S)
+
+
 def test_both_are_placed_apart_and_have_all_stages(stack: ClusterStack) -> None:
     found = stack.wait_until_ready()
     assert found[ONE].host != found[TWO].host
     assert reached(found[ONE]) == stack.address
     for name in (ONE, TWO):
-        assert served_by(reached(found[name])) == stages(found)
+        wait_for_all(found, name)
     said = stack.run("status").splitlines()
     for name in (ONE, TWO):
         assert f"{name}: {', '.join(found[name].clients)}" in said
@@ -117,9 +121,9 @@ def test_a_killed_node_with_a_gateway_costs_no_answer(
         print(f"all answers after {time.monotonic() - began:.1f} s")
         wait_until(lambda: elsewhere(stack, host), "it is elsewhere", ANSWERS_S)
         after = stack.wait_until_ready()
-        # No other stage was started again; all of them have joined it where it is now.
+        # No other stage was started again; all of them join it where it is now.
         assert staying <= stages(after)
-        assert served_by(reached(after[TWO])) == stages(after)
+        wait_for_all(after, TWO)
         with Client(reached(after[TWO])) as client:
             again = [Stream(client, number) for number in range(STREAMS)]
             check_heard(again, undisturbed)
@@ -145,6 +149,6 @@ def test_gateways_are_scaled_under_streams(
     found = stack.wait_until_ready()
     assert ", ".join([*found[ONE].clients, *found[TWO].clients]) in said
     assert stages(found) == stages(before)
-    wait_until(lambda: served_by(reached(found[TWO])) == stages(found), "it has all stages", ANSWERS_S)
+    wait_for_all(found, TWO)
     again = ask(clients)
     check_heard(again, undisturbed)

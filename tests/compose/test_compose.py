@@ -27,6 +27,7 @@ from omnirelay.events import AudioEvent, DoneEvent
 from shared.config import DEFAULT_CHECKPOINT
 from tests.compose.project import SERVING, STAGES, Project, docker, say
 from tests.support.children import ROOT
+from tests.support.processes import wait_until
 from tests.support.stack import free_addresses
 
 pytestmark = [pytest.mark.compose, pytest.mark.timeout(1800)]
@@ -274,11 +275,16 @@ def test_keys_tls_and_a_second_talker_as_the_documentation_has_them(running: Pro
     key = next(word for word in printed.split() if word.startswith("omr_"))
     with Client(address, api_key=key, ca=certificate) as client:
         for wanted in (2, 1):
-            ready = [each for each in client.status().stages if each.state == "ready"]
-            assert len({each.inbox for each in ready if each.name == "talker"}) == wanted
+            wait_until(lambda wanted=wanted: talkers(client) == wanted, f"{wanted} talkers", UNHEALTHY_S)  # type: ignore[misc]
             assert client.chat("Who?", text_sampling=SamplingOverrides(max_tokens=8)).result().audio.size
             if wanted == 2:
                 keyed.run("up", "--detach", "--wait", "--scale", "talker=1", timeout_s=900.0)
+
+
+def talkers(client: Client) -> int:
+    """How many take requests."""
+    ready = [each for each in client.status().stages if each.state == "ready"]
+    return len({each.inbox for each in ready if each.name == "talker"})
 
 
 def test_it_stops_and_leaves_nothing(running: Project) -> None:

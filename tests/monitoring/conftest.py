@@ -8,7 +8,7 @@ import pytest
 
 from tests.gateway.bench import keys_file
 from tests.support.monitoring import Prometheus
-from tests.support.stack import RunningStack, free_addresses, make_config
+from tests.support.stack import PATIENT, RunningStack, free_addresses, make_config
 from tests.support.traffic import Traffic
 
 KEYS = {name: f"omr_key-of-{name}" for name in ("prometheus", "web", "app", "guest")}
@@ -33,7 +33,9 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         directory / "keys.yaml", **{name: {"key": key, **limits.get(name, {})} for name, key in KEYS.items()}
     )
     # Few places, so that the dashboard's picture shows requests that wait for one.
-    config = make_config(tiny_checkpoint, gateway={"limits": {"max_active": 4}, "api_keys": str(keys)})
+    config = make_config(
+        tiny_checkpoint, gateway={**PATIENT, "limits": {"max_active": 4}, "api_keys": str(keys)}
+    )
     with RunningStack(config, directory) as running:
         yield running
 

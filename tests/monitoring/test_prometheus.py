@@ -25,6 +25,8 @@ pytestmark = pytest.mark.monitoring
 WINDOW = "15s"
 """What stands for Grafana's ``$__rate_interval``: several scrapes."""
 PANELS = list(panel_queries())
+OF_LOAD = "OmniRelay(HeartbeatsLate|FirstAudioSlow|SlowerThanSpeech|PlaybackGaps|RequestsStandInLine)"
+"""Alerts that are right, after some minutes, on a machine with too much other work."""
 SCALING = Path(__file__).parents[2] / "deploy/kubernetes/components/keda/scaling.yaml"
 SCALED: list[dict[str, Any]] = list(yaml.safe_load_all(SCALING.read_text(encoding="utf-8")))
 
@@ -60,8 +62,7 @@ def test_promtool_finds_no_fault_with_our_names_and_words(
 
 
 def test_every_process_is_read_without_an_error(prometheus: Prometheus) -> None:
-    wait_until(lambda: {target["health"] for target in prometheus.targets()} == {"up"})
-    assert [target["lastError"] for target in prometheus.targets() if target["lastError"]] == []
+    wait_until(lambda: {(each["health"], each["lastError"]) for each in prometheus.targets()} == {("up", "")})
     # A target that is up may not have been recorded so far.
     wait_until(lambda: prometheus.values('sum(up{job="omnirelay"})') == [4])
 
@@ -100,7 +101,7 @@ def test_traffic_is_seen_where_it_should_be(prometheus: Prometheus, traffic: Tra
 def test_a_message_that_no_stage_believes_raises_its_alert_and_no_other(
     prometheus: Prometheus, stack: RunningStack, traffic: Traffic
 ) -> None:
-    firing = 'ALERTS{alertstate="firing"}'
+    firing = f'ALERTS{{alertstate="firing", alertname!~"{OF_LOAD}"}}'
     assert prometheus.query(firing) == []
     with zmq.Context() as context, context.socket(zmq.PUSH) as push:
         push.connect(stack.config["stages"]["talker"]["inbox"])

@@ -16,7 +16,7 @@ from typing import Any, Final
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
-START_S: Final = 30.0
+START_S: Final = 120.0
 WAIT_S: Final = 60.0
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 FLAGS: Final = (
@@ -91,8 +91,8 @@ class Page:
 
     async def click(self, selector: str) -> None:
         x, y = await self.place(selector)
-        await self.pointer("mousePressed", x, y)
-        await self.pointer("mouseReleased", x, y)
+        # At once: a press that a busy machine makes long is another gesture.
+        await asyncio.gather(*(self.pointer(kind, x, y) for kind in ("mousePressed", "mouseReleased")))
 
     async def place(self, selector: str) -> tuple[float, float]:
         found = await self.js(
@@ -107,6 +107,12 @@ class Page:
 
     async def write(self, text: str) -> None:
         await self.call("Input.insertText", text=text)
+
+    async def ask(self, words: str) -> None:
+        """Write a message, and send it."""
+        await self.click("#text")
+        await self.write(words)
+        await self.press("Enter")
 
     async def press(self, key: str, modifiers: int = 0) -> None:
         await self.key("keyDown", key, modifiers)

@@ -8,7 +8,7 @@ from PIL import Image
 
 from tests.page.browser import program
 from tests.support.media import spoken
-from tests.support.stack import RunningStack, make_config
+from tests.support.stack import PATIENT, RunningStack, make_config
 
 HERE = Path(__file__).parent
 
@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 def url(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """The address of a running stack's page."""
     assert program(), "Chromium is not installed: apt-get install chromium"
-    config = make_config(tiny_checkpoint)
+    config = make_config(tiny_checkpoint, gateway=PATIENT)
     with RunningStack(config, tmp_path_factory.mktemp("stack")):
         yield config["gateway"]["http"].replace("tcp:", "http:")
 

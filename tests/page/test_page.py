@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -11,23 +11,16 @@ import httpx
 import pytest
 
 from tests.page.browser import Page, browser
+from tests.support.http import Readings, get
 
 pytestmark = pytest.mark.page
 
-SCENARIO_S = 120.0
+ANSWER_S = 240.0
 ANSWER = "document.querySelector('.assistant:last-of-type')"
 IDLE = "document.getElementById('stop').hidden"
 READY = "document.getElementById('stack').dataset.state === 'ready'"
 
 Open = Callable[[], Any]
-
-
-def run(scenario: Coroutine[Any, Any, None]) -> None:
-    async def bounded() -> None:
-        async with asyncio.timeout(SCENARIO_S):
-            await scenario
-
-    asyncio.run(bounded())
 
 
 @pytest.fixture
@@ -49,7 +42,7 @@ def opened(url: str, microphone: Path, tmp_path: Path) -> Open:
 
 async def said(page: Page) -> dict[str, Any]:
     """Wait until the last answer was made and played; gives what the page knows of it."""
-    await page.until(f"{ANSWER}?.dataset.state && {IDLE}")
+    await page.until(f"{ANSWER}?.dataset.state && {IDLE}", ANSWER_S)
     facts: dict[str, Any] = json.loads(await page.js(f"JSON.stringify({ANSWER}.dataset)"))
     facts["text"] = await page.js(f"{ANSWER}.querySelector('.words').textContent")
     return facts
@@ -76,6 +69,12 @@ async def report_of(url: str, request: str) -> dict[str, Any]:
         return report
 
 
+async def underruns(url: str) -> float:
+    """How often, by the gateway's count, speech came later than it was to be heard."""
+    metrics = (await asyncio.to_thread(get, url.replace("http:", "tcp:"), "/metrics")).metrics
+    return Readings(metrics.values())("omnirelay_playback_underruns_total")
+
+
 async def offer(page: Page, path: Path) -> None:
     """Drop a file that need not be taken."""
     x, y = await page.place("main")
@@ -99,11 +98,13 @@ async def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
     sizes = [5760, 1, 2879, 11520, 37, 480, 24_000, 3]
     play = """(async () => {
         const { Playback, output } = await import('/page/player.js');
-        await new Promise((ended) => {
+        await new Promise(async (ended) => {
             window.played = new Playback(ended);
             const piece = (size) => new Float32Array(size).fill(0.5);
+            // However slow the machine, none comes too late: the clock stands still until all are there.
+            await output().suspend();
             SIZES.forEach((size, at) => setTimeout(() => window.played.push(piece(size)), 20 * at));
-            setTimeout(() => window.played.end(), 20 * SIZES.length + 100);
+            setTimeout(() => { window.played.end(); output(); }, 20 * SIZES.length + 100);
         });
         const { scheduled, gaps } = window.played;
         return [scheduled, gaps, Math.round(window.played.position())];
@@ -184,9 +185,7 @@ async def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, u
         await page.until("document.querySelector('.play').ariaLabel === 'Pause'")
         await page.until("document.querySelector('.play').ariaLabel.startsWith('Play')")
         await page.js("document.getElementById('voice').value = '(text only)'")
-        await page.click("#text")
-        await page.write("And now?")
-        await page.press("Enter")
+        await page.ask("And now?")
         await page.until("document.querySelectorAll('.assistant').length === 2")
         quiet = await said(page)
         assert quiet["state"] == "done"
@@ -200,16 +199,19 @@ async def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, u
 async def test_a_dropped_picture_and_speech_are_sent_and_shown(opened: Open, url: str, picture: Path) -> None:
     async with opened() as page:
         await drop(page, picture)
-        await page.click("#text")
-        await page.write("What can you see in this picture?")
-        await page.press("Enter")
+        late = [await underruns(url)]
+        await page.ask("What can you see in this picture?")
         first = await check_spoken(page, url)
+        late.append(await underruns(url))
         assert first["prompt_tokens"] > 60
         assert await page.js("document.querySelector('.user img.media').naturalWidth") == 224
         await hold_to_talk(page)
         second = await check_spoken(page, url)
-        # Others may keep the machine from making sound as fast as it is heard, but not both times.
-        assert min(int(first["gaps"]), int(second["gaps"])) == 0
+        late.append(await underruns(url))
+        # Others may keep the machine from making sound as fast as it is heard, which the gateway sees;
+        # and the page from taking it in time, but not both times.
+        gaps = int(first["gaps"]), int(second["gaps"])
+        assert gaps[0] <= late[1] - late[0] or gaps[1] <= late[2] - late[1], (gaps, late)
         assert second["prompt_tokens"] > first["prompt_tokens"] + 30
         await page.until("document.querySelector('.user audio.media').duration > 1")
         await page.js("scrollTo(0, 1e6)")
@@ -234,9 +236,7 @@ async def hold_to_talk(page: Page) -> None:
 
 async def test_escape_cancels_at_every_stage(opened: Open, url: str) -> None:
     async with opened() as page, httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        await page.click("#text")
-        await page.write("Tell me everything.")
-        await page.press("Enter")
+        await page.ask("Tell me everything.")
         await page.until(f"{ANSWER}?.querySelector('.words').textContent && {ANSWER}.dataset.request")
         await page.press("Escape")
         facts = await said(page)

@@ -14,6 +14,7 @@ from PIL import Image
 from shared.messages import SAMPLE_RATE, ThinkRequest
 from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
+from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speak, speaking
 from tests.gateway.test_say import said
 from tests.page.browser import Page, browser
@@ -52,19 +53,14 @@ def before(tmp_path: Path, microphone: Path) -> Before:
     return opened
 
 
-async def ask(page: Page, words: str) -> None:
-    await page.click("#text")
-    await page.write(words)
-    await page.press("Enter")
-
-
 async def answered(b: HttpBench, page: Page, question: str, text: str) -> ThinkRequest:
     """Ask, and have it answered in writing."""
     count = len(b.stages.requests)
-    await ask(page, question)
+    await page.ask(question)
     request = await b.stages.request(count)
     await b.stages.answer(request, b.encode(text))
-    await page.until(f"{DONE} && {ANSWER}.querySelector('.words').textContent.trim() === {text!r}")
+    # And kept: a reload before that would lose it.
+    await page.until(f"{DONE} && {IDLE} && {ANSWER}.querySelector('.words').textContent.trim() === {text!r}")
     return request
 
 
@@ -75,7 +71,7 @@ def prompt_of(b: HttpBench, request: ThinkRequest) -> str:
 
 async def half_answered(b: HttpBench, page: Page) -> ThinkRequest:
     """Ask the first question, and begin to answer it."""
-    await ask(page, "First")
+    await page.ask("First")
     request = await b.stages.request(0)
     await b.stages.text(request.request_id, 0, b.encode("A half"))
     await page.until(f"{ANSWER}?.querySelector('.words').textContent.trim() === 'A half'")
@@ -89,7 +85,7 @@ async def text_only(page: Page) -> None:
 async def test_a_conversation_survives_a_reload_and_new_begins_another(before: Before, picture: Path) -> None:
     async with before() as (b, page), speaking(b, "A house.", [melody()]):
         await drop(page, picture)
-        await ask(page, "What is it?")
+        await page.ask("What is it?")
         await page.until(f"{DONE} && {IDLE}")
         await page.open(b.url)
         await page.until("document.querySelectorAll('.turn').length === 2")
@@ -99,7 +95,7 @@ async def test_a_conversation_survives_a_reload_and_new_begins_another(before: B
         await page.click(".play")
         await page.until(f"{PLAYS}[0] === 'Pause'")
         # The next question is asked in the same conversation, the picture with it.
-        await ask(page, "And now?")
+        await page.ask("And now?")
         await page.until("document.querySelectorAll('.assistant').length === 2")
         await page.until(f"{DONE} && {IDLE}")
         assert len(b.stages.requests[-1].media) == 1
@@ -242,7 +238,7 @@ async def test_on_a_phone_there_is_room_to_type_with_a_file(
 async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before: Before) -> None:
     async with before() as (b, page):
         await text_only(page)
-        await ask(page, "First")
+        await page.ask("First")
         await b.stages.answer(await b.stages.request(0), b.encode("A **red** house."))
         await page.until(DONE)
         read = f"{ANSWER}.querySelector('.read')"
@@ -300,7 +296,7 @@ async def test_a_killed_gateway_is_noticed_at_once_and_waiting_for_its_successor
 async def test_while_a_stage_is_away_the_answer_says_so(before: Before) -> None:
     async with before() as (b, page):
         await text_only(page)
-        await ask(page, "First")
+        await page.ask("First")
         request = await b.stages.request(0)
         b.stages.alive.discard("talker")
         await page.until(f"{ANSWER}.querySelector('.facts').textContent.includes('the talker is down')")
@@ -309,6 +305,28 @@ async def test_while_a_stage_is_away_the_answer_says_so(before: Before) -> None:
         assert "talker" not in await page.js(f"{ANSWER}.querySelector('.facts').textContent")
         # Browsers log each answer of status 503.
         page.problems = [each for each in page.problems if "503" not in each]
+
+
+async def test_what_is_told_of_a_stage_too_late_is_not_shown_beside_a_whole_answer(before: Before) -> None:
+    async with before() as (b, page):
+        await page.js("""
+            const fetched = window.fetch;
+            window.fetch = async (url, options) => {
+                if (!url.pathname.endsWith("/readyz")) return fetched(url, options);
+                await new Promise((told) => (window.tell = told));
+                return new Response('{"reasons": ["the talker is down"]}', { status: 503 });
+            };
+        """)
+        await page.ask("First")
+        request = await b.stages.request(0)
+        # Nothing comes, so the page asks why; then all of it does.
+        waiting = f"{ANSWER}.querySelector('.facts').textContent.match(/waiting ([0-9.]+)/)"
+        await page.until(f"window.tell && {waiting} && {waiting}[1] > 4")
+        await speak(b, request, "Done", [melody(1.0)])
+        await page.until(DONE)
+        await page.js("tell()")
+        await page.until(f"{IDLE} && document.getElementById('stack').dataset.state === 'away'")
+        assert "talker" not in await page.js(f"{ANSWER}.querySelector('.facts').textContent")
 
 
 async def test_files_are_checked_before_they_are_uploaded(
@@ -351,7 +369,7 @@ async def test_files_are_checked_before_they_are_uploaded(
 
 async def test_what_the_gateway_refuses_can_be_edited(before: Before) -> None:
     async with before(max_prompt_tokens=40) as (_, page):
-        await ask(page, "long " * 60)
+        await page.ask("long " * 60)
         await page.until(f"{STATE} === 'failed'")
         await page.click(".again")
         await page.until("document.querySelectorAll('.turn').length === 0")
@@ -362,7 +380,7 @@ async def test_what_the_gateway_refuses_can_be_edited(before: Before) -> None:
 async def test_one_answer_sounds_at_a_time_and_pause_is_pause(before: Before) -> None:
     async with before() as (b, page), speaking(b, "Hello", [melody(4.0)]):
         for count in (1, 2):
-            await ask(page, "Say it")
+            await page.ask("Say it")
             await page.until(f"document.querySelectorAll('.assistant').length === {count} && {DONE}")
             await page.press("Escape")
             await page.until(IDLE)
@@ -373,9 +391,11 @@ async def test_one_answer_sounds_at_a_time_and_pause_is_pause(before: Before) ->
         await page.until(f"{PLAYS}.join() === 'Play the answer,Pause'")
         await page.click(second)
         await page.until(f"{PLAYS}[1] === 'Continue'")
-        at = await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
+        output = "import('/page/player.js').then(({ output }) => output().%s)"
+        await page.until(output % "state === 'suspended'")
+        at = await page.js(output % "currentTime")
         await asyncio.sleep(0.3)
-        assert at == await page.js("import('/page/player.js').then(({ output }) => output().currentTime)")
+        assert at == await page.js(output % "currentTime")
         assert not await page.js(IDLE)
         await page.click(second)
         await page.until(f"{PLAYS}[1] === 'Pause'")
@@ -422,7 +442,7 @@ async def test_markdown_is_rendered_and_nothing_else(before: Before) -> None:
 
     async with before() as (b, page):
         await text_only(page)
-        await ask(page, "Markdown")
+        await page.ask("Markdown")
         await b.stages.answer(await b.stages.request(0), b.encode(text))
         await page.until(DONE)
         html = await page.js(f"{ANSWER}.querySelector('.words').innerHTML")
@@ -437,13 +457,11 @@ async def test_markdown_is_rendered_and_nothing_else(before: Before) -> None:
 async def test_an_answer_can_be_downloaded_and_copied(before: Before, tmp_path: Path) -> None:
     async with before() as (b, page), speaking(b, "Hello", [melody(0.5)]):
         await page.call("Page.setDownloadBehavior", behavior="allow", downloadPath=str(tmp_path))
-        await ask(page, "Say it")
+        await page.ask("Say it")
         await page.until(f"{DONE} && {IDLE}")
         await page.click(".actions a")
         file = tmp_path / "answer.wav"
-        async with asyncio.timeout(20):
-            while not file.exists() or file.stat().st_size < 44 + SAMPLE_RATE:
-                await asyncio.sleep(0.05)
+        await until(lambda: file.exists() and file.stat().st_size == 44 + SAMPLE_RATE, "the file")
         with wave.open(str(file)) as speech:
             assert (speech.getframerate(), speech.getnframes()) == (SAMPLE_RATE, SAMPLE_RATE // 2)
         await page.js("navigator.clipboard.writeText = async (text) => { window.copied = text; }")
@@ -475,7 +493,7 @@ async def test_a_long_conversation_keeps_no_memory_after_new(before: Before) -> 
         sizes = []
         for _ in range(3):
             for count in range(1, 7):
-                await ask(page, "Say it")
+                await page.ask("Say it")
                 await page.until(f"document.querySelectorAll('.assistant').length === {count} && {DONE}")
                 await page.press("Escape")
             await page.click("#reset")

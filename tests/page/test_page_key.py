@@ -43,9 +43,7 @@ async def test_a_key_is_asked_for_and_kept_until_the_tab_is_closed(tmp_path: Pat
         await page.write(KEY)
         await page.press("Enter")
         await page.until(f"{STATE} === 'ready'")
-        await page.click("#text")
-        await page.write("Hi")
-        await page.press("Enter")
+        await page.ask("Hi")
         await page.until(f"{ANSWER}?.dataset.state === 'done'")
         assert await page.js(f"{ANSWER}.querySelector('.words').textContent") == "Hello"
         # It ends with the tab: neither other tabs nor a later visit have it.

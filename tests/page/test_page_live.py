@@ -1,6 +1,5 @@
 """Conversations with an open microphone, in a real Chromium: by WebRTC, and by a WebSocket without it."""
 
-import asyncio
 import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -142,9 +141,7 @@ async def test_a_second_click_opens_no_second_microphone(sentence: Path, tmp_pat
 
 async def asked(b: HttpBench, kind: MediaKind) -> MediaItem:
     """The item with which a question ends, once it is of this kind; the microphone repeats itself."""
-    async with asyncio.timeout(60):
-        while not (b.stages.requests and b.stages.requests[-1].media[-1].kind == kind):
-            await asyncio.sleep(0.05)
+    await until(lambda: b.stages.requests and b.stages.requests[-1].media[-1].kind == kind, kind)
     return b.stages.requests[-1].media[-1]
 
 

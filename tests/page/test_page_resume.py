@@ -12,11 +12,11 @@ import pytest
 from omnirelay import Client
 from omnirelay.errors import GatewayUnreachableError
 from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, READY, report_of, run, said
+from tests.page.test_page import ANSWER, READY, report_of, said
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import RunningStack, addresses_of_several, make_config
 
-pytestmark = pytest.mark.page
+pytestmark = [pytest.mark.page, pytest.mark.timeout(600)]
 
 QUESTION = "Tell me a story about a fox and a dog."
 SAMPLES = f"Number({ANSWER}?.dataset.samples ?? 0)"
@@ -39,21 +39,15 @@ def pair(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
         yield stack
 
 
-async def ask(page: Page) -> None:
-    await page.click("#text")
-    await page.write(QUESTION)
-    await page.press("Enter")
-
-
 async def outlives(page: Page, first: str, lose: Callable[[], None], second: str) -> None:
     """An answer whose gateway is lost ends as one that is left alone does, with a report at the second."""
     await page.open(first)
     await page.until(READY)
-    await ask(page)
+    await page.ask(QUESTION)
     whole = await said(page)
     await page.click("#reset")
     await page.until("document.querySelectorAll('.turn').length === 0")
-    await ask(page)
+    await page.ask(QUESTION)
     await page.until(f"{SAMPLES} > 0")
     before = await page.js(f"{ANSWER}.dataset.request")
     await asyncio.to_thread(lose)
@@ -98,7 +92,7 @@ def gateway_pid(address: str) -> int:
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP])
-def test_an_answer_goes_on_at_the_other_gateway(
+async def test_an_answer_goes_on_at_the_other_gateway(
     pair: RunningStack, microphone: Path, tmp_path: Path, fault: signal.Signals
 ) -> None:
     gateway = pair.config["gateway"]
@@ -107,19 +101,16 @@ def test_an_answer_goes_on_at_the_other_gateway(
     second = f"{host}:{int(port) + 100}"
     pid = gateway_pid(gateway["listen"])
 
-    async def scenario() -> None:
+    try:
         async with browser(tmp_path, microphone) as page:
             await outlives(page, first, lambda: os.kill(pid, fault), second)
             # A further question goes there from the start.
             await page.until(READY)
-            await ask(page)
+            await page.ask(QUESTION)
             again = await said(page)
             assert again["state"] == "done", again
             await report_of(second, again["request"])
             check_network_only(page)
-
-    try:
-        run(scenario())
     finally:
         if fault == signal.SIGSTOP:
             os.kill(pid, signal.SIGCONT)

@@ -87,11 +87,10 @@ def heard_in(request: ThinkRequest) -> float:
 
 
 async def cut(relay: Relay) -> None:
-    """The network is gone for some time, without a word to either side."""
+    """The network is gone, without a word to either side, for some time and until ``refuses`` is unset."""
     relay.refuses = True
     await asyncio.to_thread(relay.cut)
     await asyncio.sleep(CUT_S)
-    relay.refuses = False
 
 
 async def test_an_answer_outlives_the_network(once: Path, tmp_path: Path) -> None:
@@ -99,6 +98,7 @@ async def test_an_answer_outlives_the_network(once: Path, tmp_path: Path) -> Non
         await page.until(f"{SAMPLES} > 0")
         await cut(relay)
         assert await page.js(SAMPLES) < SPEECH.size
+        relay.refuses = False
         await page.until(f"{ANSWER}.dataset.state === 'done'")
         assert await page.js(SAMPLES) == SPEECH.size
         await page.until(WRITTEN)
@@ -112,6 +112,7 @@ async def test_a_question_outlives_the_network(once: Path, tmp_path: Path) -> No
                 await asyncio.sleep(0.02)
         await cut(relay)
         assert not b.stages.requests
+        relay.refuses = False
         await page.until(f"{SAMPLES} > 0")
         assert heard_in(b.stages.requests[0]) == pytest.approx(SPOKEN_S, abs=0.3)
         assert await b.metric(RESUMED) == 1

@@ -11,10 +11,10 @@ import pytest
 import soundfile
 
 from tests.page.browser import browser
-from tests.page.test_page import ANSWER, READY, run, said
-from tests.support.stack import RunningStack, make_config
+from tests.page.test_page import ANSWER, ANSWER_S, READY, said
+from tests.support.stack import PATIENT, RunningStack, make_config
 
-pytestmark = pytest.mark.page
+pytestmark = [pytest.mark.page, pytest.mark.timeout(600)]
 
 PICTURE = os.environ.get("PAGE_PICTURE")
 ANSWERS = ["six plus nine is fifteen", "fifteen plus one is sixteen"]
@@ -23,12 +23,12 @@ IDEAS = "[...document.querySelectorAll('.idea')].map(each => each.textContent)"
 
 @pytest.fixture(scope="module")
 def trained_url(speaking_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    config = make_config(speaking_checkpoint, gateway={"webrtc": {"enabled": True}})
+    config = make_config(speaking_checkpoint, gateway={**PATIENT, "webrtc": {"enabled": True}})
     with RunningStack(config, tmp_path_factory.mktemp("stack")):
         yield config["gateway"]["http"].replace("tcp:", "http:")
 
 
-def test_it_answers_what_it_is_asked(
+async def test_it_answers_what_it_is_asked(
     trained_url: str, speaking_checkpoint: Path, microphone: Path, tmp_path: Path
 ) -> None:
     starters = json.loads((speaking_checkpoint / "starters.json").read_text(encoding="utf-8"))
@@ -38,28 +38,23 @@ def test_it_answers_what_it_is_asked(
         speech = {"model": "omnirelay", "voice": "Chelsie", "input": ANSWERS[0]}
         httpx.post(f"{trained_url}/v1/audio/speech", json=speech, timeout=60).raise_for_status()
 
-    async def scenario() -> None:
-        async with browser(tmp_path, microphone) as page:
-            await page.resize(1100, 920)
-            await page.open(trained_url)
-            await page.until(READY)
-            assert await page.js("document.getElementById('random').hidden")
-            assert await page.js(IDEAS) == typed
-            answers = []
-            for question in ("What is six plus nine?", "And plus one?"):
-                await page.click("#text")
-                await page.write(question)
-                await page.press("Enter")
-                answers.append(await said(page))
-            assert [each["state"] for each in answers] == ["done"] * 2
-            assert [each["text"] for each in answers] == ANSWERS
-            assert page.problems == []
-            if PICTURE:
-                await page.js("scrollTo(0, 1e6)")
-                await page.pointer("mouseMoved", 5, 300)
-                await page.picture(Path(PICTURE))
-
-    run(scenario())
+    async with browser(tmp_path, microphone) as page:
+        await page.resize(1100, 920)
+        await page.open(trained_url)
+        await page.until(READY)
+        assert await page.js("document.getElementById('random').hidden")
+        assert await page.js(IDEAS) == typed
+        answers = []
+        for question in ("What is six plus nine?", "And plus one?"):
+            await page.ask(question)
+            answers.append(await said(page))
+        assert [each["state"] for each in answers] == ["done"] * 2
+        assert [each["text"] for each in answers] == ANSWERS
+        assert page.problems == []
+        if PICTURE:
+            await page.js("scrollTo(0, 1e6)")
+            await page.pointer("mouseMoved", 5, 300)
+            await page.picture(Path(PICTURE))
 
 
 async def test_it_answers_what_it_hears_in_a_call(
@@ -77,10 +72,10 @@ async def test_it_answers_what_it_hears_in_a_call(
         await page.until(READY)
         await page.click("#live")
         await page.until("document.getElementById('live').dataset.link === 'webrtc'")
-        await page.until(f"{ANSWER}?.dataset.state === 'done'")
+        await page.until(f"{ANSWER}?.dataset.state === 'done'", ANSWER_S)
         words = "[...document.querySelectorAll('.turn .words')].map(each => each.textContent.trim())"
         # The transcript comes after the answer.
-        await page.until(f"!{words}[0].includes('…')")
+        await page.until(f"!{words}[0].includes('…')", ANSWER_S)
         assert (await page.js(words))[-1] == "eight plus seven is fifteen"
         await page.until("document.getElementById('live').dataset.energy > 0.0001")
         assert page.problems == []

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.otlp import Collector
-from tests.support.stack import RunningStack, make_config
+from tests.support.stack import PATIENT, RunningStack, make_config
 
 
 @pytest.fixture(scope="session")
@@ -26,8 +26,8 @@ def stack(
     config = make_config(
         tiny_checkpoint,
         tracing={"endpoint": collector.url},
-        # Other workers may take the cores for longer than the default; losses have stacks of their own.
-        gateway={"heartbeat_timeout_s": 10.0, "webrtc": {"enabled": True, "addresses": ["127.0.0.1"]}},
+        # Losses have stacks of their own.
+        gateway={**PATIENT, "webrtc": {"enabled": True, "addresses": ["127.0.0.1"]}},
     )
     directory = tmp_path_factory.mktemp("stack")
     with RunningStack(config, directory, OTEL_BSP_SCHEDULE_DELAY="100") as running:

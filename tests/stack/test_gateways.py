@@ -22,7 +22,7 @@ from tests.support.http import get
 from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
 from tests.support.restarting import OPEN
-from tests.support.stack import free_addresses, make_config
+from tests.support.stack import PATIENT, free_addresses, make_config
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(600)]
 
@@ -76,6 +76,7 @@ def pair(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
             tiny_checkpoint,
             # The stages reach the second gateway through the relays.
             gateway={
+                **PATIENT,
                 "drain_s": 60.0,
                 "others": [{"events": inner[0].address, "control": inner[1].address}],
             },

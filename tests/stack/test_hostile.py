@@ -1,7 +1,5 @@
 """Garbage on every socket of the running stack, and strangers at one with keys, harm nobody."""
 
-import time
-from collections.abc import Callable
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
@@ -15,6 +13,7 @@ from omnirelay.errors import OmniRelayError
 from shared.messages import ROLES
 from shared.transport.keys import load_keys, make_keys
 from tests.support.garbage import lies, noise, push
+from tests.support.processes import wait_until
 from tests.support.stack import RunningStack, make_config
 
 SETTLED_S = 60.0
@@ -25,13 +24,6 @@ CODEC = SamplingOverrides(max_tokens=40)
 def inboxes(stack: RunningStack) -> dict[str, str]:
     addresses = {name: each["inbox"] for name, each in stack.config["stages"].items()}
     return addresses | {"events": stack.config["gateway"]["events"]}
-
-
-def until(client: Client, condition: Callable[[StatusReport], bool]) -> StatusReport:
-    deadline = time.monotonic() + SETTLED_S
-    while not condition(report := client.status()):
-        assert time.monotonic() < deadline, report
-    return report
 
 
 def refused(report: StatusReport) -> int:
@@ -61,8 +53,8 @@ def test_garbage_on_the_inboxes_changes_no_answer(stack: RunningStack, messages:
         for answer in running:
             done = answer.result().done
             assert (done.text_token_ids, done.codec_token_ids) == expected
-        report = until(client, lambda report: refused(report) >= before + len(messages))
-        assert {stage.state for stage in report.stages} == {"ready"}
+        wait_until(lambda: refused(client.status()) >= before + len(messages), "all are refused", SETTLED_S)
+        assert {stage.state for stage in client.status().stages} == {"ready"}
         assert ask(client) == expected
 
 

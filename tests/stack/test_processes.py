@@ -13,7 +13,7 @@ import pytest
 
 from omnirelay import Answer, AudioEvent, Client, SamplingOverrides
 from tests.support.media import clip, encode_audio, picture, speech
-from tests.support.stack import RunningStack, make_config
+from tests.support.stack import PATIENT, RunningStack, make_config
 
 
 @pytest.fixture(scope="module")
@@ -23,7 +23,8 @@ def own_stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -
     It tells its coverage: it starts, answers, loses a stage and stops.
     """
     directory = tmp_path_factory.mktemp("stack")
-    with RunningStack(make_config(tiny_checkpoint), directory, measured=True) as running:
+    config = make_config(tiny_checkpoint, gateway=PATIENT)
+    with RunningStack(config, directory, measured=True) as running:
         yield running
 
 

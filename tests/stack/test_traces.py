@@ -11,6 +11,7 @@ from omnirelay.errors import MediaError
 from shared.messages import STAGES
 from tests.support.media import picture, spoken
 from tests.support.otlp import Collector, Span, Trace
+from tests.support.processes import wait_until
 from tests.support.stack import RunningStack
 
 PAGE = Path(__file__).resolve().parents[2] / "docs/traces.md"
@@ -89,9 +90,8 @@ def test_a_spoken_answer_to_a_sound_and_a_picture(stack: RunningStack, collector
     told = repr(trace.spans)
     assert WORD not in told
     assert not [word for word in done.text.split() if word in told]
-    assert any(
-        f"request {done.request_id} (trace {root.trace_id}) completed" in line for line in stack.output
-    )
+    logged = f"request {done.request_id} (trace {root.trace_id}) completed"
+    wait_until(lambda: any(logged in line for line in stack.output), logged)
 
 
 def test_a_client_that_traces_finds_all_of_it_below_its_own_span(

@@ -4,7 +4,6 @@ import json
 import re
 import shutil
 import subprocess
-import time
 import urllib.parse
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from prometheus_client import Metric
 from scripts.reference import METRICS, metrics_in
 from tests.support.children import ROOT
 from tests.support.http import get
+from tests.support.processes import wait_until
 
 RULES: Final = ROOT / "deploy/prometheus/rules.yml"
 DASHBOARD: Final = ROOT / "deploy/grafana/dashboards/omnirelay.json"
@@ -95,7 +95,7 @@ def panel_queries() -> Iterator[Query]:
             yield Query(panel["title"], target["expr"])
 
 
-START_S = 30.0
+START_S = 120.0
 STOP_S = 20.0
 EVERY = "1s"
 
@@ -153,11 +153,8 @@ class Prometheus:
             )
 
     def __enter__(self) -> Self:
-        deadline = time.monotonic() + START_S
-        while not self._is_ready():
-            assert self._process.poll() is None, self._log.read_text()
-            assert time.monotonic() < deadline, self._log.read_text()
-            time.sleep(0.05)
+        wait_until(lambda: self._is_ready() or self._process.poll() is not None, "it is ready", START_S)
+        assert self._process.poll() is None, self._log.read_text()
         return self
 
     def __exit__(self, *_: object) -> None:

@@ -1,7 +1,6 @@
 """A collector of traces: takes what OTLP over HTTP brings, and keeps the spans."""
 
 import threading
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,6 +14,7 @@ from opentelemetry.proto.trace.v1.trace_pb2 import Span as EncodedSpan
 from opentelemetry.proto.trace.v1.trace_pb2 import Status
 
 from shared.tracing.otel import LAST_SPANS
+from tests.support.processes import wait_until
 
 DEADLINE_S = 60.0
 
@@ -200,7 +200,4 @@ def _value(value: Any) -> Any:
 
 def wait_for_senders() -> None:
     """Wait until no thread of an ended tracer is left: other tests would feel it."""
-    deadline = time.monotonic() + DEADLINE_S
-    while any(thread.name == LAST_SPANS for thread in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
+    wait_until(lambda: LAST_SPANS not in {each.name for each in threading.enumerate()}, "the end", DEADLINE_S)

@@ -9,7 +9,7 @@ import threading
 import time
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, Final, Self
 
 import yaml
 
@@ -19,6 +19,8 @@ from tests.support.ports import free_ports
 START_S = 240.0
 STOP_S = 60.0
 COMMAND = str(Path(sys.executable).with_name("omnirelay"))
+PATIENT: Final[dict[str, Any]] = {"heartbeat_timeout_s": 10.0}
+"""A gateway's: other work may take the cores for longer than the default, and a test would see a loss."""
 
 
 def inherited(measured: bool = False) -> dict[str, str]:

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 import json
+import socket
 import time
 import wave
 from array import array
@@ -124,6 +125,13 @@ class User:
             begun = self._spoken - len(question) / 2 / RATE
             if self._stopped:
                 self.stopped_s.append(min(self._heard_until, self._spoken) - begun)
+
+
+def free_port() -> int:
+    """Give a port of the loopback for a program's own server."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 def question(path: str) -> bytes:

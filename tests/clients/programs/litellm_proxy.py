@@ -4,12 +4,12 @@ import base64
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 import urllib.request
 from pathlib import Path
 
+from conversation import free_port
 from openai import OpenAI
 
 QUESTION = "What is twenty plus sixteen?"
@@ -26,14 +26,8 @@ CONFIG = {
         }
     ]
 }
-START_S = 90
+START_S = 180
 KEY = f"sk-{secrets.token_hex(32)}"
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 def wait_for(url: str, proxy: subprocess.Popen[bytes]) -> None:

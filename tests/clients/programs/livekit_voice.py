@@ -116,10 +116,9 @@ async def realtime() -> dict[str, object]:
 
     await session.start(agent=agent())
     await asyncio.wait_for(speaker.played.wait(), 60)
-    for _ in range(100):
-        if said:
-            break
-        await asyncio.sleep(0.1)
+    async with asyncio.timeout(60):
+        while not said:
+            await asyncio.sleep(0.1)
     await session.aclose()
     return {"realtime": said, "realtime seconds": speaker.seconds}
 

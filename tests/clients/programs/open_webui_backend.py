@@ -8,7 +8,6 @@ import base64
 import json
 import os
 import secrets
-import socket
 import subprocess
 import time
 from io import BytesIO
@@ -16,7 +15,7 @@ from pathlib import Path
 
 import httpx
 import soundfile
-from conversation import RATE, User, question
+from conversation import RATE, User, free_port, question
 from websockets.asyncio.client import ClientConnection, connect
 
 URL = os.environ["OPENAI_BASE_URL"]
@@ -46,7 +45,7 @@ SETTINGS = {
     # The checkpoint answers the longer default with a minute of speech.
     "REALTIME_CALL_PROMPT_TEMPLATE": "Answer.",
 }
-START_S = 120
+START_S = 180
 
 
 def wait_for(client: httpx.Client, backend: subprocess.Popen[bytes]) -> None:
@@ -165,12 +164,6 @@ def ask(url: str, backend: subprocess.Popen[bytes]) -> dict[str, object]:
             "transcript": transcript(client),
             "call": asyncio.run(converse(url, token)),
         }
-
-
-def free_port() -> int:
-    with socket.socket() as listener:
-        listener.bind(("127.0.0.1", 0))
-        return int(listener.getsockname()[1])
 
 
 if __name__ == "__main__":

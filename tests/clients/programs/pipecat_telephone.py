@@ -10,20 +10,20 @@ import contextlib
 import json
 import os
 import re
-import socket
 import sys
 import urllib.request
 import wave
 from pathlib import Path
 
 import websockets
+from conversation import free_port
 
 RATE = 8000
 FRAME = RATE // 50
 """Bytes of 20 ms: μ-law has one a sample."""
 SILENCE = b"\xff" * FRAME
 QUIET_S = 1.5
-"""The answer has ended when nothing came for so long."""
+"""The answer has ended when nothing came for so long, and the server has nothing to do."""
 LONGEST_S = 60.0
 STREAM = {"streamSid": "MZ18ad3ab5a668481ce02b83e7395059f0"}
 # The bot ends the call at the carrier, too: no such host is there.
@@ -43,12 +43,6 @@ def question() -> bytes:
     with wave.open(os.environ["RECORDING"]) as file:
         rate, pcm = file.getframerate(), file.readframes(file.getnframes())
     return audioop.lin2ulaw(audioop.ratecv(pcm, 2, 1, rate, RATE, None)[0], 2)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 def webhook(port: int) -> str:
@@ -76,13 +70,23 @@ async def speak(call: websockets.ClientConnection) -> None:
 async def listen(call: websockets.ClientConnection) -> bytes:
     """Collect the answer until it ends."""
     heard = bytearray()
-    with contextlib.suppress(TimeoutError):
-        while True:
+    while True:
+        try:
             async with asyncio.timeout(QUIET_S if heard else LONGEST_S):
                 message = json.loads(await call.recv())
+        except TimeoutError:
+            if not (heard and await asyncio.to_thread(busy)):
+                return bytes(heard)
+        else:
             if message["event"] == "media":
                 heard += base64.b64decode(message["media"]["payload"])
-    return bytes(heard)
+
+
+def busy() -> bool:
+    """Whether the server still speaks: a slow one does with pauses."""
+    url = os.environ["OPENAI_BASE_URL"].removesuffix("/v1") + "/health"
+    with urllib.request.urlopen(url, timeout=60) as answer:  # noqa: S310 - the server's
+        return any(each["load"]["running"] or each["load"]["waiting"] for each in json.load(answer)["stages"])
 
 
 async def telephone(port: int) -> bytes:

@@ -91,8 +91,8 @@ async def converse(bot: Pipeline, enough: Callable[[Watch], bool]) -> Watch:
     with wave.open(os.environ["RECORDING"]) as file:
         question = file.readframes(file.getnframes())
     step = 2 * RATE // 50
-    # Nobody speaks while the bot still connects.
-    pcm = bytes(step * 50) + question + bytes(step * 1500)
+    # Nobody speaks while the bot still connects, and a busy server answers late.
+    pcm = bytes(step * 50) + question + bytes(step * 5000)
     for begin in range(0, len(pcm) - step, step):
         await worker.queue_frame(InputAudioRawFrame(pcm[begin : begin + step], RATE, 1))
         await asyncio.sleep(0.02)

@@ -184,7 +184,10 @@ export class Conversation {
   #watch(turn) {
     let last = performance.now();
     const ask = async () => {
-      if (performance.now() - last > STALL_MS) turn.status(await this.page.why());
+      const since = last;
+      if (performance.now() - since <= STALL_MS) return;
+      const words = await this.page.why();
+      if (last === since) turn.status(words);
     };
     const heard = () => {
       last = performance.now();
