@@ -43,7 +43,7 @@ from shared.families import SPEECH_SYSTEM_PROMPT
 NAME = "thinker"
 RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
 # From weights that are finished.
-TUNING = Recipe(steps=4_500, rate=5e-4, warmup=100, weight_decay=0.02, average=0.995)
+TUNING = Recipe(steps=5_000, rate=5e-4, warmup=100, weight_decay=0.02, average=0.995)
 # Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
