@@ -41,7 +41,7 @@ from labs.training.parts.origin import WEIGHTS, copy_origin, origin_of
 NAME = "talker"
 RECIPE = Recipe(steps=16_000, rate=1.5e-3, weight_decay=0.05)
 # From weights that are finished.
-TUNING = Recipe(steps=6_000, rate=8e-4, warmup=100, weight_decay=0.05, average=0.995)
+TUNING = Recipe(steps=5_000, rate=8e-4, warmup=100, weight_decay=0.05, average=0.995)
 # After "said", replies are any texts of the corpus: read aloud, or to questions that they do not answer.
 _KINDS = ("said read", "said text", "image", "said read", "said text", "audio", "said long", "text")
 _SIZE, _SIZE_OF_LONG = 14, 6
