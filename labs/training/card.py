@@ -37,7 +37,7 @@ hears people badly. It has no knowledge and no judgement.
 ## Data and licences
 
 Everything was made on the spot: sentences from rules, images by drawing, speech by flite (voices slt and
-rms of CMU Arctic, under CMU Flite's permissive licence; hearing also kal16) and, for hearing only,
+rms of CMU Arctic, under CMU Flite's permissive licence; hearing also kal and kal16) and, for hearing only,
 espeak-ng. No weights and no data sets of others were used. Voices never trained on, for measuring:
 {unheard}.
 

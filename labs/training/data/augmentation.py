@@ -66,13 +66,13 @@ def vary(
 def _transmitted(wave: Wave, draw: np.random.Generator) -> Wave:
     """Send a recording through a telephone, a lower sample rate or a lossy codec, or leave it."""
     kind = draw.random()
-    if kind < 0.1:
+    if kind < 0.15:
         return narrowed(wave, 8_000)
-    if kind < 0.2:
+    if kind < 0.3:
         return telephone(wave)
-    if kind < 0.26:
+    if kind < 0.36:
         return narrowed(wave, 11_025)
-    if kind < 0.32:
+    if kind < 0.42:
         return compressed(wave, "MP3" if draw.random() < 0.5 else "OGG")
     return wave
 

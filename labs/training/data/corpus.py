@@ -22,8 +22,8 @@ VOICES = {"Chelsie": SynthesizerVoice("flite", "slt"), "Ethan": SynthesizerVoice
 """The synthesizer voices that the checkpoint's voices are trained on."""
 FRAMES_PER_CODE = 2
 SENTENCES = 6400
-_SEQUENCES = 1600
-_TEXTS = 3000
+_SEQUENCES = 6000
+_TEXTS = 4000
 _LOUDNESS = 0.08
 _CODE_SAMPLES = FRAMES_PER_CODE * mel.HOP
 _WORKERS = 2
@@ -94,7 +94,7 @@ def make_corpus(
 
 def _sentences() -> Sentences:
     trained, held_out = world.spoken_sentences(SENTENCES)
-    more = [world.UNHEARD, *world.word_sequences(_SEQUENCES), *texts_to_read(_TEXTS)]
+    more = [world.UNHEARD, *world.word_sequences(_SEQUENCES, shortest=1), *texts_to_read(_TEXTS)]
     return [*dict.fromkeys([*trained, *more])], held_out
 
 

@@ -18,7 +18,7 @@ from labs.training.files import replacing
 QUESTIONS = 10_000
 _SEED = 0
 _WORKERS = 2
-_FLITE = ("slt", "rms", "kal16")
+_FLITE = ("slt", "rms", "kal16", "kal")
 _VARIANTS = (
     "f1 f2 f3 f5 m1 m2 m3 m5 m6 m8 Alex Alicia Andy Annie Denis Gene Henrique Hugo Jacky Lee Marco "
     "Mario Michael Mike Storm Tweaky adam anika antonio aunty belinda benjamin boris caleb david ed "

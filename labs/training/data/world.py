@@ -222,10 +222,10 @@ def spoken_sentences(count: int) -> tuple[list[str], list[str]]:
     return list(seen), list(held_out)
 
 
-def word_sequences(count: int, seed: int = 1) -> list[str]:
+def word_sequences(count: int, seed: int = 1, shortest: int = 3) -> list[str]:
     """Return words in any order, so that speech follows each word and not the kind of sentence."""
     generator, words = random.Random(seed), vocabulary()
-    return [" ".join(generator.choices(words, k=generator.randint(3, 8))) for _ in range(count)]
+    return [" ".join(generator.choices(words, k=generator.randint(shortest, 8))) for _ in range(count)]
 
 
 def vocabulary() -> list[str]:

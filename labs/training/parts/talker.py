@@ -41,12 +41,12 @@ from labs.training.parts.origin import WEIGHTS, copy_origin, origin_of
 NAME = "talker"
 RECIPE = Recipe(steps=16_000, rate=1.5e-3, weight_decay=0.05)
 # From weights that are finished.
-TUNING = Recipe(steps=3_600, rate=7e-4, warmup=100, weight_decay=0.05, average=0.995)
+TUNING = Recipe(steps=5_000, rate=8e-4, warmup=100, weight_decay=0.05, average=0.995)
 # After "said", replies are any texts of the corpus: read aloud, or to questions that they do not answer.
 _KINDS = ("said read", "said text", "image", "said read", "said text", "audio", "said long", "text")
 _SIZE, _SIZE_OF_LONG = 14, 6
 # How often texts that are no answers are drawn: what follows in them has to be read, not known.
-_OF_NO_ANSWERS = 4
+_OF_NO_ANSWERS = 3
 # Share of input codes that are replaced, so that the talker recovers from its own errors.
 _REPLACED = 0.1
 _SEED = 0

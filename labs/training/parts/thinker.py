@@ -42,13 +42,14 @@ from shared.families import SPEECH_SYSTEM_PROMPT
 
 NAME = "thinker"
 RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
-# From weights that are finished: the audio encoder alone, so that all else answers and speaks as before.
-TUNING = Recipe(steps=4_000, rate=4e-4, warmup=60, weight_decay=0.01, average=0.99)
+# From weights that are finished.
+TUNING = Recipe(steps=5_000, rate=5e-4, warmup=100, weight_decay=0.02, average=0.995)
 # Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
 _THINGS_STEPS = 2000
 _KINDS = ("image", "audio", "text", "audio", "image", "audio", "long")
+_TUNED_KINDS = ("audio", "image", "audio", "long", "audio", "text", "audio")
 _SIZES = {"text": 48, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
 # Share of the recordings in which nobody speaks.
 _UNSPOKEN = 0.06
@@ -181,18 +182,19 @@ def kind_of(step: int) -> str:
 
 
 def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None = None) -> Training:
-    """Train the thinker, resuming the state in ``directory``; of finished weights the audio encoder only."""
+    """Train the thinker, resuming the state in ``directory``, or finished weights."""
     place = device()
     model = build().to(place)
     origin = origin_of(directory)
     if origin is not None:
         copy_origin(origin, model, f"{NAME}.")
-        model.requires_grad_(False).audio_tower.requires_grad_(True)
+        # A step's rate is a large part of these weights, which `load` made small.
+        model.model.norm.requires_grad_(False)
     training = Training(NAME, model, recipe or (TUNING if origin else RECIPE), directory)
     examples = Examples(vocabulary.load_processor(directory / "processor"), hearing)
 
     def losses_of(step: Step) -> Losses:
-        kind = kind_of(step.number) if origin is None else "audio"
+        kind = kind_of(step.number) if origin is None else _TUNED_KINDS[step.number % len(_TUNED_KINDS)]
         batch = examples.draw(kind, step.seed)
         with in_16_bits(place), encoded(model) as outputs:
             if kind == "words":
