@@ -17,18 +17,16 @@ COUNT = 8
 # answers worse than it did is.
 REACHED = {
     "right: text": 0.94,
-    "right: typed": 0.52,
-    "right: images": 0.88,
-    "right: speech, trained voices": 0.87,
-    "right: silence around": 0.31,
-    "right: telephone": 0.15,
-    "right: noise at 20 dB": 0.67,
-    "right: noise at 10 dB": 0.70,
-    "right: other devices": 0.73,
-    "right: nobody speaks": 0.45,
+    "right: typed": 0.92,
+    "right: speech, trained voices": 0.85,
+    "right: silence around": 0.82,
+    "right: telephone": 0.72,
+    "right: noise at 20 dB": 0.71,
+    "right: noise at 10 dB": 0.69,
+    "right: other devices": 0.75,
 }
-# The talker never learned to say questions, nor to speak after long conversations: there it goes on and on.
-WORD_ERROR = {"word error: texts read aloud": 0.6, "word error: after long conversations": None}
+# Words in any order are in it.
+WORD_ERROR = {"word error: texts read aloud": 0.18}
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1200)]
 
