@@ -13,8 +13,8 @@ from benchmarks.quality.answers import held_out_requests
 from labs.training.data.corpus import VOICES
 
 COUNT = 8
-# What docs/training.md says, or said of the checkpoint before.  It misses the bounds of `make quality` here, which is no news to CI; that it
-# answers worse than it did is.
+# What docs/training.md says, or said of the checkpoint before.  It misses the bounds of `make quality` here,
+# which is no news to CI; that it answers worse than it did is.
 REACHED = {
     "right: text": 0.94,
     "right: typed": 0.92,
