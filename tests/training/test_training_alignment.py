@@ -1,17 +1,23 @@
 """What the encoders hear and see is compared with what was said and drawn, in the text's own embedding."""
 
 import dataclasses
+import itertools
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from hypothesis.extra.numpy import arrays
 
 from labs.training.data.augmentation import SILENT
 from labs.training.data.hearing import make_hearing
 from labs.training.data.images import Scene, Thing
 from labs.training.parts import thinker, vocabulary
-from labs.training.parts.alignment import encoded, things_at, things_loss, words_at, words_loss
+from labs.training.parts.alignment import encoded, guessed, path, things_at, things_loss, words_loss
 from labs.training.parts.batches import Batch
 from tests.support.training import hum
 
@@ -54,17 +60,54 @@ def encode(model: Any, kind: str, batch: Batch) -> None:
 def outputs_for(model: Any, texts: list[str]) -> torch.Tensor:
     """Outputs of an encoder that hears each word for as long as it is thought to last."""
     embedding = model.model.embed_tokens
-    ids = torch.cat([words_at(text, even(length)) for text, length in zip(texts, LENGTHS, strict=True)])
+    ids = torch.cat([guess(text, even(length)) for text, length in zip(texts, LENGTHS, strict=True)])
     return embedding.weight.detach()[embedding.index[ids]]
 
 
-def test_a_word_lasts_as_long_as_it_has_letters() -> None:
+def guess(text: str, moments: torch.Tensor) -> torch.Tensor:
+    """The token of each moment, before any was heard."""
+    ids, beside = guessed(text, moments)
+    return ids[path(-beside)]
+
+
+def test_a_word_is_first_thought_to_last_as_long_as_it_has_letters() -> None:
     decode = vocabulary.tokenizer().decode
-    heard_at = [decode([index]).strip() for index in words_at("what is zero", even(13)).tolist()]
-    assert heard_at == ["what"] * 5 + ["is"] * 3 + ["zero"] * 5
-    assert set(words_at("hello", even(7)).tolist()) == set(ids_of(" hello"))
-    assert len(words_at("what is two", even(2))) == 2
-    assert words_at("what is two", torch.tensor([0.0, 1.0])).tolist() == ids_of(" what") + ids_of(" two")
+    said_at = [decode([index]).strip() for index in guess("what is zero", even(13)).tolist()]
+    assert said_at == ["what"] * 5 + ["is"] * 3 + ["zero"] * 5
+    assert set(guess("hello", even(7)).tolist()) == set(ids_of(" hello"))
+    assert len(guess("what is two", even(2))) == 2
+    assert guess("what is two", torch.tensor([0.0, 1.0])).tolist() == ids_of(" what") + ids_of(" two")
+
+
+SIZES = st.tuples(st.integers(1, 6), st.integers(1, 4))
+
+
+@given(arrays(np.float32, SIZES, elements=st.floats(-9, 0, width=16)))
+def test_words_are_found_in_their_order_where_they_are_likeliest(likely: npt.NDArray[np.float32]) -> None:
+    moments, tokens = likely.shape
+    found = path(likely)
+    if moments < tokens:
+        assert (likely[range(moments), found] == likely.max(axis=1)).all()
+        return
+    ways = [
+        way
+        for way in itertools.product(range(tokens), repeat=moments)
+        if list(way) == sorted(way) and set(way) == set(range(tokens))
+    ]
+    assert tuple(found) in ways
+    best = max(likely[range(moments), way].sum() for way in ways)
+    assert likely[range(moments), found].sum() == pytest.approx(best, abs=1e-4)
+
+
+def test_a_word_is_wanted_where_it_is_heard_instead_of_where_it_was_guessed_to_be(model: Any) -> None:
+    spoken = ["two plus two", "hello"]
+    batch = batch_of(model, spoken, LENGTHS)
+    embedding = model.model.embed_tokens
+    ids = ids_of(" two plus two")
+    later = torch.tensor([ids[0]] * 8 + [ids[1]] * 4 + [ids[2]] * 3 + ids_of(" hello") * LENGTHS[1])
+    outputs = embedding.weight.detach()[embedding.index[later]]
+    assert guess(spoken[0], even(LENGTHS[0])).tolist() != later[: LENGTHS[0]].tolist()
+    assert words_loss(model, outputs, batch) < 0.05
 
 
 def test_outputs_like_the_words_said_have_little_loss_and_others_more(model: Any) -> None:

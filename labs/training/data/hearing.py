@@ -15,7 +15,7 @@ from labs.training.data.dialogues import Spoken, SpokenQuestions
 from labs.training.data.synthesis import Speak, SynthesizerVoice, Wave, synthesize
 from labs.training.files import replacing
 
-QUESTIONS = 10_000
+QUESTIONS = 20_000
 _SEED = 0
 _WORKERS = 2
 _FLITE = ("slt", "rms", "kal16", "kal")

@@ -1,8 +1,8 @@
 """Trains the encoders on what is said and seen where: their outputs are to resemble the text's embeddings.
 
-The reply alone says too little about a recording or an image for an encoder to learn from it.  Where a
-word lies in what is said is guessed from the number of its letters, which is near enough for a start; where
-nothing is said, and where a thing lies in an image, is known.  The reply decides in the end.
+The reply alone says too little about a recording or an image for an encoder to learn from it.  Where nothing
+is said, and where a thing lies in an image, is known.  Where a word lies in what is said is guessed from the
+number of its letters at first, then found by the encoder's own outputs.
 """
 
 import math
@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch.nn import functional
 
@@ -22,6 +24,8 @@ from labs.training.parts.vocabulary import tokenizer
 _SHARPNESS = 20.0
 _NORM_WEIGHT = 0.1
 _INNER = 0.8
+# Nats that a whole recording's distance from where a word is guessed to be counts.
+_GUESS_WEIGHT = 10.0
 
 
 @contextmanager
@@ -65,9 +69,14 @@ def words_loss(model: Any, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
     said = torch.cat(moments) > SILENT
     if not said.any():
         return _excess(outputs, rows)
-    words = [words_at(text, each[each > SILENT]) for text, each in zip(batch.spoken, moments, strict=True)]
-    targets = embedding.index[torch.cat(words)]
-    return functional.cross_entropy(_scores(outputs[said], rows), targets) + _excess(outputs, rows)
+    scores = _scores(outputs[said], rows)
+    spoken = [each[each > SILENT] for each in moments]
+    found = scores.detach().float().log_softmax(-1).split([len(each) for each in spoken])
+    targets = [
+        embedding.index[ids][path(each[:, embedding.index[ids]].numpy() - _GUESS_WEIGHT * beside)]
+        for (ids, beside), each in zip(map(guessed, batch.spoken, spoken), found, strict=True)
+    ]
+    return functional.cross_entropy(scores, torch.cat(targets)) + _excess(outputs, rows)
 
 
 def _runs(marked: torch.Tensor) -> list[int]:
@@ -137,12 +146,32 @@ def _thing_at(scene: Scene, x: float, y: float, half_width: float, half_height: 
     return None
 
 
-def words_at(text: str, moments: torch.Tensor) -> torch.Tensor:
-    """Return the token that is probably being said at each of ``moments``, from 0 to 1, the end."""
-    if not len(moments):
-        return torch.zeros(0, dtype=torch.long)
+def guessed(text: str, moments: torch.Tensor) -> tuple[torch.Tensor, npt.NDArray[np.float32]]:
+    """Return a text's tokens, and how far from each lie ``moments``, from 0 to 1: ``[moments, tokens]``."""
     words = tokenizer().encode(f" {text}", add_special_tokens=False)
-    ends = torch.tensor([end for _, end in words.offsets])
-    return torch.tensor(words.ids)[
-        torch.searchsorted(ends, (moments * ends[-1]).clamp(max=ends[-1] - 1e-3), right=True)
-    ]
+    ends = torch.tensor([float(end) for _, end in words.offsets]) / words.offsets[-1][1]
+    starts = functional.pad(ends[:-1], (1, 0))
+    beside = (starts - moments[:, None]).relu() + (moments[:, None] - ends).relu()
+    return torch.tensor(words.ids), beside.numpy()
+
+
+def path(likely: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
+    """Return the likeliest token of each moment, where every token is said, one after the other.
+
+    Args:
+        likely: log likelihoods, ``[moments, tokens]``; with fewer moments than tokens, some are left out.
+    """
+    moments, tokens = likely.shape
+    if moments < tokens:
+        return likely.argmax(axis=1)
+    best, next_begins = np.full(tokens, -np.inf), np.zeros((moments, tokens), bool)
+    best[0] = 0.0
+    for moment, row in enumerate(likely):
+        before = np.append(-np.inf, best[:-1]) if moment else best
+        next_begins[moment] = before > best
+        best = np.maximum(before, best) + row
+    found, token = np.zeros(moments, np.int64), tokens - 1
+    for moment in reversed(range(moments)):
+        found[moment] = token
+        token -= int(next_begins[moment, token])
+    return found

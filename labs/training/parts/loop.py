@@ -5,16 +5,17 @@ import math
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
+from torch.utils.data import DataLoader, Dataset
 
 from labs.training.files import replacing
 
@@ -25,6 +26,7 @@ _FINAL_RATE = 0.02
 _logger = logging.getLogger(__name__)
 
 Losses = dict[str, torch.Tensor]
+Drawn = TypeVar("Drawn")
 
 
 @dataclass(frozen=True)
@@ -114,9 +116,9 @@ class Training:
         self._model.train()
         while not self.finished and not stop:
             start = time.monotonic()
-            seed = zlib.crc32(f"{self.name}/{self.steps}".encode())
-            torch.manual_seed(seed)
-            losses = losses_of(Step(self.steps, seed))
+            step = self._step(self.steps)
+            torch.manual_seed(step.seed)
+            losses = losses_of(step)
             self._update(losses)
             self.seconds += time.monotonic() - start
             report.add(losses)
@@ -124,6 +126,15 @@ class Training:
                 self.save()
                 saved = time.monotonic()
         self.save()
+
+    def drawn_ahead(self, draw: Callable[[Step], Drawn]) -> Iterator[Drawn]:
+        """Return what ``draw`` makes for each step that is left, in a process of its own."""
+        steps = [self._step(number) for number in range(self.steps, self.recipe.steps)]
+        drawing = _Drawing(steps, draw)
+        return iter(DataLoader(drawing, None, num_workers=1, prefetch_factor=4, collate_fn=lambda each: each))
+
+    def _step(self, number: int) -> Step:
+        return Step(number, zlib.crc32(f"{self.name}/{number}".encode()))
 
     def _update(self, losses: Losses) -> None:
         rate = self.recipe.rate_at(self.steps)
@@ -165,6 +176,18 @@ class Training:
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds = state["steps"], state["seconds"]
         _logger.info("%s: resumed at step %d", self.name, self.steps)
+
+
+@dataclass(frozen=True)
+class _Drawing(Dataset[Drawn], Generic[Drawn]):
+    steps: Sequence[Step]
+    draw: Callable[[Step], Drawn]
+
+    def __len__(self) -> int:
+        return len(self.steps)
+
+    def __getitem__(self, number: int) -> Drawn:
+        return self.draw(self.steps[number])
 
 
 class _Report:

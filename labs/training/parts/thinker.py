@@ -42,14 +42,14 @@ from shared.families import SPEECH_SYSTEM_PROMPT
 
 NAME = "thinker"
 RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
-# From weights that are finished.
-TUNING = Recipe(steps=5_000, rate=5e-4, warmup=100, weight_decay=0.02, average=0.995)
+# The audio encoder alone, from weights that are finished: what is not heard stays as it is.
+TUNING = Recipe(steps=6_000, rate=8e-4, warmup=200, weight_decay=0.02)
 # Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
 _THINGS_STEPS = 2000
 _KINDS = ("image", "audio", "text", "audio", "image", "audio", "long")
-_TUNED_KINDS = ("audio", "image", "audio", "long", "audio", "text", "audio")
+_TUNED_KINDS = ("words", "audio")
 _SIZES = {"text": 48, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
 # Share of the recordings in which nobody speaks.
 _UNSPOKEN = 0.06
@@ -188,14 +188,18 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
     origin = origin_of(directory)
     if origin is not None:
         copy_origin(origin, model, f"{NAME}.")
-        # A step's rate is a large part of these weights, which `load` made small.
-        model.model.norm.requires_grad_(False)
+        model.requires_grad_(False)
+        model.audio_tower.requires_grad_(True)
     training = Training(NAME, model, recipe or (TUNING if origin else RECIPE), directory)
     examples = Examples(vocabulary.load_processor(directory / "processor"), hearing)
 
+    def kind_at(step: int) -> str:
+        return kind_of(step) if origin is None else _TUNED_KINDS[step % len(_TUNED_KINDS)]
+
+    batches = training.drawn_ahead(lambda step: examples.draw(kind_at(step.number), step.seed))
+
     def losses_of(step: Step) -> Losses:
-        kind = kind_of(step.number) if origin is None else _TUNED_KINDS[step.number % len(_TUNED_KINDS)]
-        batch = examples.draw(kind, step.seed)
+        kind, batch = kind_at(step.number), next(batches)
         with in_16_bits(place), encoded(model) as outputs:
             if kind == "words":
                 model.get_audio_features(**batch.audio(place))
