@@ -81,7 +81,7 @@ LEAST_RIGHT = {
     "unknown": 0.95,
     "images": 0.90,
     "speech, trained voices": 0.95,
-    "speech, other voices": 0.75,
+    "speech, other voices": 0.85,
     "silence around": 0.95,
     "telephone": 0.85,
     "noise at 20 dB": 0.95,
