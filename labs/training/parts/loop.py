@@ -5,17 +5,17 @@ import math
 import signal
 import time
 import zlib
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
-from typing import Any, Generic, TypeVar
+from typing import Any, TypeVar
 
 import torch
 from safetensors.torch import load_file, save_file
 from torch import nn
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import DataLoader
 
 from labs.training.files import replacing
 
@@ -129,9 +129,8 @@ class Training:
 
     def drawn_ahead(self, draw: Callable[[Step], Drawn]) -> Iterator[Drawn]:
         """Return what ``draw`` makes for each step that is left, in a process of its own."""
-        steps = [self._step(number) for number in range(self.steps, self.recipe.steps)]
-        drawing = _Drawing(steps, draw)
-        return iter(DataLoader(drawing, None, num_workers=1, prefetch_factor=4, collate_fn=lambda each: each))
+        steps: Any = [self._step(number) for number in range(self.steps, self.recipe.steps)]
+        return iter(DataLoader(steps, None, num_workers=1, prefetch_factor=4, collate_fn=draw))
 
     def _step(self, number: int) -> Step:
         return Step(number, zlib.crc32(f"{self.name}/{number}".encode()))
@@ -176,18 +175,6 @@ class Training:
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds = state["steps"], state["seconds"]
         _logger.info("%s: resumed at step %d", self.name, self.steps)
-
-
-@dataclass(frozen=True)
-class _Drawing(Dataset[Drawn], Generic[Drawn]):
-    steps: Sequence[Step]
-    draw: Callable[[Step], Drawn]
-
-    def __len__(self) -> int:
-        return len(self.steps)
-
-    def __getitem__(self, number: int) -> Drawn:
-        return self.draw(self.steps[number])
 
 
 class _Report:
