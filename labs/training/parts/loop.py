@@ -129,8 +129,10 @@ class Training:
 
     def drawn_ahead(self, draw: Callable[[Step], Drawn]) -> Iterator[Drawn]:
         """Return what ``draw`` makes for each step that is left, in a process of its own."""
+        # What the loader calls collating is all that there is to do for a step.
+        work: dict[str, Any] = {"collate_fn": draw, "num_workers": 1, "prefetch_factor": 4}
         steps: Any = [self._step(number) for number in range(self.steps, self.recipe.steps)]
-        return iter(DataLoader(steps, None, num_workers=1, prefetch_factor=4, collate_fn=draw))
+        return iter(DataLoader(steps, None, **work))
 
     def _step(self, number: int) -> Step:
         return Step(number, zlib.crc32(f"{self.name}/{number}".encode()))
