@@ -25,7 +25,7 @@ from labs.training.parts.loop import Stop, Training
 from labs.training.parts.origin import origin_of, start_from
 from omnirelay.errors import OmniRelayError
 
-_logger = logging.getLogger(__name__)
+_logger = logging.getLogger("labs.training")
 
 
 def _corpus(state: Path) -> SpeechCorpus:

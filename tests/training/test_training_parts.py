@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import multiprocessing
 import os
 import random
 import shutil
@@ -402,3 +403,12 @@ def test_weights_beyond_16_bits_are_refused(tmp_path: Path) -> None:
         compress(tmp_path, tmp_path / "compact")
     with safe_open(tmp_path / "model.safetensors", framework="pt") as file:
         assert list(file.keys()) == ["large"]
+
+
+def test_a_signal_to_every_process_ends_no_drawing(tmp_path: Path) -> None:
+    training = Training("part", nn.Linear(1, 1), Recipe(steps=60, rate=1e-3), tmp_path)
+    drawn = training.drawn_ahead(lambda step: step.number)
+    assert next(drawn) == 0
+    for child in multiprocessing.active_children():
+        os.kill(child.pid or 0, signal.SIGTERM)
+    assert [*drawn] == [*range(1, 60)]

@@ -22,6 +22,7 @@ from labs.training.files import replacing
 _SAVE_SECONDS = 240.0
 _REPORT_STEPS = 100
 _FINAL_RATE = 0.02
+_SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 _logger = logging.getLogger(__name__)
 
@@ -68,12 +69,11 @@ class Stop:
     @contextmanager
     def on_signals(self) -> Iterator[None]:
         """Stop after the step in progress when the process is asked to end."""
-        kinds = (signal.SIGTERM, signal.SIGINT)
-        before = [signal.signal(kind, self._ask) for kind in kinds]
+        before = [signal.signal(kind, self._ask) for kind in _SIGNALS]
         try:
             yield
         finally:
-            for kind, handler in zip(kinds, before, strict=True):
+            for kind, handler in zip(_SIGNALS, before, strict=True):
                 signal.signal(kind, handler)
 
     def _ask(self, _number: int, _frame: FrameType | None) -> None:
@@ -132,7 +132,7 @@ class Training:
         # What the loader calls collating is all that there is to do for a step.
         work: dict[str, Any] = {"collate_fn": draw, "num_workers": 1, "prefetch_factor": 4}
         steps: Any = [self._step(number) for number in range(self.steps, self.recipe.steps)]
-        return iter(DataLoader(steps, None, **work))
+        return iter(DataLoader(steps, None, worker_init_fn=_leave_signals, **work))
 
     def _step(self, number: int) -> Step:
         return Step(number, zlib.crc32(f"{self.name}/{number}".encode()))
@@ -177,6 +177,12 @@ class Training:
         self._optimizer.load_state_dict(state["optimizer"])
         self.steps, self.seconds = state["steps"], state["seconds"]
         _logger.info("%s: resumed at step %d", self.name, self.steps)
+
+
+def _leave_signals(_worker: int) -> None:
+    # A terminal or a supervisor sends them to the whole group; the step in progress needs its batch.
+    for kind in _SIGNALS:
+        signal.signal(kind, signal.SIG_IGN)
 
 
 class _Report:
