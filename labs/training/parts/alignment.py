@@ -71,12 +71,12 @@ def words_loss(model: Any, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
         return _excess(outputs, rows)
     scores = _scores(outputs[said], rows)
     spoken = [each[each > SILENT] for each in moments]
-    found = scores.detach().float().log_softmax(-1).split([len(each) for each in spoken])
-    targets = [
-        embedding.index[ids][path(each[:, embedding.index[ids]].numpy() - _GUESS_WEIGHT * beside)]
-        for (ids, beside), each in zip(map(guessed, batch.spoken, spoken), found, strict=True)
-    ]
-    return functional.cross_entropy(scores, torch.cat(targets)) + _excess(outputs, rows)
+    found = scores.detach().float().log_softmax(-1).cpu().split([len(each) for each in spoken])
+    index, targets = embedding.index.cpu(), []
+    for text, each, likely in zip(batch.spoken, spoken, found, strict=True):
+        ids, beside = guessed(text, each)
+        targets.append(index[ids][path(likely[:, index[ids]].numpy() - _GUESS_WEIGHT * beside)])
+    return functional.cross_entropy(scores, torch.cat(targets).to(outputs.device)) + _excess(outputs, rows)
 
 
 def _runs(marked: torch.Tensor) -> list[int]:
