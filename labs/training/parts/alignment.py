@@ -2,7 +2,8 @@
 
 The reply alone says too little about a recording or an image for an encoder to learn from it.  Where nothing
 is said, and where a thing lies in an image, is known.  Where a word lies in what is said is guessed from the
-number of its letters at first, then found by the encoder's own outputs.
+number of its letters, or found by the outputs of an encoder that is trained already: one that is not strays
+from a guess that was right.
 """
 
 import math
@@ -50,13 +51,14 @@ def encoded(model: Any) -> Iterator[dict[str, torch.Tensor]]:
             each.remove()
 
 
-def words_loss(model: Any, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
+def words_loss(model: Any, outputs: torch.Tensor, batch: Batch, *, finds: bool = False) -> torch.Tensor:
     """Return the cross-entropy of the word at each output, and how far the outputs' norm is off.
 
     Args:
         model: the thinker; its text embedding is the classifier, and not trained by this loss.
         outputs: of the audio encoder, ``[audio tokens of the batch, width]``.
         batch: that was encoded.
+        finds: whether the outputs say where each word is.
     """
     embedding = model.model.embed_tokens
     outputs, rows = outputs.float(), embedding.weight.detach().float()
@@ -75,7 +77,8 @@ def words_loss(model: Any, outputs: torch.Tensor, batch: Batch) -> torch.Tensor:
     index, targets = embedding.index.cpu(), []
     for text, each, likely in zip(batch.spoken, spoken, found, strict=True):
         ids, beside = guessed(text, each)
-        targets.append(index[ids][path(likely[:, index[ids]].numpy() - _GUESS_WEIGHT * beside)])
+        heard = likely[:, index[ids]].numpy() if finds else 0.0
+        targets.append(index[ids][path(heard - _GUESS_WEIGHT * beside)])
     return functional.cross_entropy(scores, torch.cat(targets).to(outputs.device)) + _excess(outputs, rows)
 
 

@@ -196,6 +196,7 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
     def kind_at(step: int) -> str:
         return kind_of(step) if origin is None else _TUNED_KINDS[step % len(_TUNED_KINDS)]
 
+    finds = origin is not None
     batches = training.drawn_ahead(lambda step: examples.draw(kind_at(step.number), step.seed))
 
     def losses_of(step: Step) -> Losses:
@@ -203,13 +204,13 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
         with in_16_bits(place), encoded(model) as outputs:
             if kind == "words":
                 model.get_audio_features(**batch.audio(place))
-                return {kind: words_loss(model, outputs["audio"], batch)}
+                return {kind: words_loss(model, outputs["audio"], batch, finds=finds)}
             if kind == "things":
                 model.get_image_features(**batch.images(place))
                 return {kind: things_loss(model, outputs["image"], batch)}
             losses = {kind: reply_loss(model, batch)}
         if kind == "audio":
-            losses["words"] = _ALIGNMENT_WEIGHT * words_loss(model, outputs["audio"], batch)
+            losses["words"] = _ALIGNMENT_WEIGHT * words_loss(model, outputs["audio"], batch, finds=finds)
         if kind == "image":
             losses["things"] = _ALIGNMENT_WEIGHT * things_loss(model, outputs["image"], batch)
         return losses
