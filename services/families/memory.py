@@ -14,7 +14,7 @@ from omnirelay.errors import CheckpointError, ConfigError
 from services.families.family import Paged, SynthesisBytes
 from services.families.known import family_of
 from shared.checkpoints import read_config
-from shared.config import Config, StageConfig
+from shared.config import Config, StageConfig, TalkerConfig, ThinkerConfig
 from shared.devices import Gpu
 from shared.messages import STAGES, StageName
 from shared.model_files import Weights, read_weights
@@ -174,7 +174,7 @@ S = TypeVar("S", bound=StageConfig)
 
 @contextmanager
 def placed(config: Config, name: StageName, stage: S, directory: Path) -> Iterator[S]:
-    """Load a stage's engine in this context: no other one loads on its GPUs meanwhile.
+    """Load a stage's engine in this context: no other one loads on its GPUs while it measures their memory.
 
     Gives the stage's configuration, with its share of a GPU that other processes compute on too.
 
@@ -185,7 +185,7 @@ def placed(config: Config, name: StageName, stage: S, directory: Path) -> Iterat
         StageStartError: Stages cannot compute on this platform.
     """
     from shared.vllm.environment import inherited_devices  # noqa: PLC0415 - after the environment is prepared
-    from shared.vllm.gpus import loading_alone, visible_gpus  # noqa: PLC0415
+    from shared.vllm.gpus import loading, visible_gpus  # noqa: PLC0415
 
     told = read_config(directory)
     require_one_dtype(config, dtype_of(told))
@@ -196,8 +196,13 @@ def placed(config: Config, name: StageName, stage: S, directory: Path) -> Iterat
         model = read_model(directory, config.served_stages)
         share = share_of(config, name, model, gpus, inherited_devices())
         stage = stage if share is None else with_share(stage, share, gpus)
-    with loading_alone(gpus):
+    with loading(gpus, measures=measures(stage)):
         yield stage
+
+
+def measures(stage: StageConfig) -> bool:
+    """Whether vLLM makes a stage's KV cache as large as what it finds free."""
+    return isinstance(stage, ThinkerConfig | TalkerConfig) and stage.engine.kv_cache_memory_bytes is None
 
 
 def share_of(
@@ -220,18 +225,12 @@ def share_of(
 
 def with_share(stage: S, share: Share, gpus: list[Gpu]) -> S:
     """A stage's configuration with its share of its GPUs."""
-    values: dict[str, object] = {
-        # vLLM only checks that so much is free, and does not measure.
-        "gpu_memory_utilization": share.nbytes / min(gpu.total_bytes for gpu in gpus)
-    }
+    # vLLM only checks that so much is free, and does not measure.
+    values: dict[str, float] = {"gpu_memory_utilization": share.nbytes / min(gpu.total_bytes for gpu in gpus)}
     if share.kv_bytes is not None:
         values["kv_cache_memory_bytes"] = share.kv_bytes
-    log.info(
-        "shares %s: %.1f GiB, of which %.1f for the KV cache",
-        ", ".join(gpu.name for gpu in gpus),
-        share.nbytes / GIB,
-        (share.kv_bytes or 0) / GIB,
-    )
+    names, whole, cache = ", ".join(gpu.name for gpu in gpus), share.nbytes / GIB, (share.kv_bytes or 0) / GIB
+    log.info("shares %s: %.1f GiB, of which %.1f for the KV cache", names, whole, cache)
     # Sections are frozen; these fields are among those of every engine.
     engine = getattr(stage, "engine").model_copy(update=values)  # noqa: B009 - StageConfig declares none
     return stage.model_copy(update={"engine": engine})

@@ -48,6 +48,8 @@ from shared.vllm.tensors import to_blob
 
 GATEWAY_CHECK_S: Final = 0.05
 """How often a stream whose gateway does not keep up looks whether it does."""
+_FIRST_BLOCKS: Final = 64
+"""Blocks of all chunks at once up to which a GPU computes chunks of each size before the stage is ready."""
 WAIT: Final = "wait_codes"
 """What a stream does, as its trace has it, while codec tokens for its next chunk are missing."""
 
@@ -101,22 +103,34 @@ class Token2WavService(StageService[Token2WavInput]):
             self.warm_up()
 
     def warm_up(self) -> None:
-        """Compute a stream with chunks of each size and forget it: see :func:`first_steps`."""
-        geometry, most = self._engine.geometry, self._synthesis.max_chunk_blocks
-        speech = SpeechSettings(speaker=self.limits.speakers[0], sampling=Sampling(max_tokens=1), seed=0)
-        stream = AudioStream(speech, self._synthesis, geometry)
-        blocks = most * (most + 1) // 2 + self._synthesis.first_chunk_blocks
-        stream.extend([0] * (blocks * geometry.codes_per_block * geometry.groups))
-        stream.end()
-        sizes = iter(range(1, blocks + 1))
+        """Compute chunks of each size, of one stream and of several, and forget them: :func:`first_steps`."""
+        longest, ahead = self._synthesis.max_chunk_blocks, self._synthesis.look_ahead_blocks
         with self._engine.first_steps():
-            while (chunk := stream.next_chunk(lambda offered, _: min(next(sizes), max(offered)))) is not None:
-                self._engine.submit_chunk("warm-up", chunk)
-                while self._engine.has_work:
-                    for outcome in self._engine.step():
-                        if outcome.error is not None:
-                            raise outcome.error
-                stream.accept_chunk()
+            for count in (1, 2, 4, 8, 16, 32):
+                blocks = min(longest, _FIRST_BLOCKS // count - ahead)
+                if blocks > 0 and count <= self.limits.batch:
+                    self._play_at_once(count, blocks)
+
+    def _play_at_once(self, count: int, longest: int) -> None:
+        """Make streams audio in chunks of one block, of two, and so on up to the longest."""
+        geometry, speaker = self._engine.geometry, self.limits.speakers[0]
+        block, sampling = geometry.codes_per_block, Sampling(max_tokens=1)
+        sizes = [blocks * block for blocks in range(1, longest + 1)]
+        speech = SpeechSettings(speaker=speaker, sampling=sampling, seed=0, chunk_frames=sizes)
+        streams = [AudioStream(speech, self._synthesis, geometry) for _ in range(count)]
+        for stream in streams:
+            # The last chunk has nothing behind it, so it is one more.
+            stream.extend([0] * (sum(sizes) + block) * geometry.groups)
+            stream.end()
+        while not streams[0].finished:
+            for number, chunk in enumerate([stream.next_chunk() for stream in streams]):
+                if chunk is not None:
+                    self._engine.submit_chunk(f"warm-up {number}", chunk)
+            while self._engine.has_work:
+                for outcome in self._engine.step():
+                    if outcome.error is not None:
+                        raise outcome.error
+                    streams[int(outcome.request_id.split()[1])].accept_chunk()
 
     @property
     def ready(self) -> bool:

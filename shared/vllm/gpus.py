@@ -1,4 +1,4 @@
-"""The GPUs of this process, and loading one engine at a time on each."""
+"""The GPUs of this process, and loading engines on them."""
 
 import fcntl
 import hashlib
@@ -60,37 +60,31 @@ def _uuid(index: int) -> str:
 
 
 @contextmanager
-def loading_alone(gpus: Sequence[Gpu]) -> Iterator[None]:
-    """Load an engine while no other process of this user loads one on these GPUs.
+def loading(gpus: Sequence[Gpu], measures: bool) -> Iterator[None]:
+    """Load an engine; one that ``measures`` alone among the processes of this user on these GPUs.
 
-    vLLM compares a GPU's free memory before and after; another engine that loads meanwhile would change it.
+    vLLM compares a GPU's free memory before and after, unless it is told how large a KV cache to make;
+    another engine that loads meanwhile would change it.
     """
+    kind = fcntl.LOCK_EX if measures else fcntl.LOCK_SH
     with ExitStack() as stack:
         for uuid in sorted({gpu.uuid for gpu in gpus}):
-            stack.enter_context(_locked(uuid))
+            path = lock_folder() / f"gpu-{hashlib.sha256(uuid.encode()).hexdigest()[:16]}.lock"
+            try:
+                path.parent.mkdir(parents=True, exist_ok=True)
+                file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+            except OSError as error:
+                log.warning(
+                    "%s cannot be locked (%s): another engine may load on the GPU meanwhile", path, error
+                )
+                continue
+            stack.callback(os.close, file)
+            try:
+                fcntl.flock(file, kind | fcntl.LOCK_NB)
+            except BlockingIOError:
+                log.info("waiting for another engine to load on the same GPU")
+                fcntl.flock(file, kind)
         yield
-
-
-@contextmanager
-def _locked(uuid: str) -> Iterator[None]:
-    """Hold the lock of a GPU, as long as it takes to get it."""
-    path = lock_folder() / f"gpu-{hashlib.sha256(uuid.encode()).hexdigest()[:16]}.lock"
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
-    except OSError as error:
-        log.warning("%s cannot be locked (%s): another engine may load on the GPU meanwhile", path, error)
-        yield
-        return
-    try:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            log.info("waiting for another engine to load on the same GPU")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(file)
 
 
 def lock_folder() -> Path:

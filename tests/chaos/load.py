@@ -3,16 +3,17 @@
 import threading
 import time
 from collections.abc import Sequence
-from typing import Final, Self
+from typing import Final
 
 from omnirelay import Client
 from tests.chaos.streams import Heard, Stream
 from tests.support.processes import wait_until
+from tests.support.traffic import Clients
 
 ANSWERS_S: Final = 240.0
 
 
-class Load:
+class Load(Clients):
     """Each client asks its own request again and again.
 
     Args:
@@ -24,25 +25,16 @@ class Load:
         answers: How many answers each client has had.
     """
 
+    stop_s = ANSWERS_S
+
     def __init__(self, addresses: Sequence[Sequence[str]], undisturbed: Sequence[Heard]) -> None:
         self.wrong: list[tuple[int, list[str]]] = []
         self.answers = [0] * len(addresses)
         self._undisturbed = undisturbed
-        self._stopping = threading.Event()
-        self._threads = [
+        super().__init__(
             threading.Thread(target=self._run, args=(number, list(known)))
             for number, known in enumerate(addresses)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(ANSWERS_S)
+        )
 
     def wait_for_more(self) -> None:
         """Wait until each client has had an answer that it asked for since."""

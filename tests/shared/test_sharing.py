@@ -19,6 +19,7 @@ from services.families.family import Paged
 from services.families.memory import (
     Model,
     longest,
+    measures,
     need_of,
     placed,
     position_bytes,
@@ -35,7 +36,7 @@ from shared.messages import STAGES, StageName
 from shared.model_files import Weights
 from shared.sharing import USABLE, Need, divide, stages_on
 from shared.vllm import gpus as gpus_module
-from shared.vllm.gpus import loading_alone
+from shared.vllm.gpus import loading
 from tests.support.children import ROOT
 
 GIB = 2**30
@@ -284,31 +285,33 @@ def test_unequal_dtypes_are_refused_before_anything_is_loaded(tiny_checkpoint: P
     require_one_dtype(same, "float32")
 
 
-def test_engines_load_one_after_the_other_on_a_gpu(monkeypatch, tmp_path: Path, caplog):
-    caplog.set_level("INFO", logger="shared.vllm.gpus")
+@pytest.mark.parametrize("measures", [(True, False), (False, True), (False, False)])
+def test_an_engine_that_measures_a_gpu_loads_alone(monkeypatch, tmp_path: Path, measures):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     order: list[str] = []
     waits = threading.Event()
-    info = gpus_module.log.info
-
-    def noted(*arguments: Any) -> None:
-        info(*arguments)
-        waits.set()
-
-    monkeypatch.setattr(gpus_module.log, "info", noted)
+    monkeypatch.setattr(gpus_module.log, "info", lambda *_: waits.set())
 
     def second() -> None:
-        with loading_alone([gpu(80)]):
+        with loading([gpu(80)], measures[1]):
             order.append("second")
 
     thread = threading.Thread(target=second)
-    with loading_alone([gpu(80)]), loading_alone([gpu(80, "GPU-b")]):
+    with loading([gpu(80)], measures[0]), loading([gpu(80, "GPU-b")], measures[0]):
         thread.start()
-        assert waits.wait(60)
+        if any(measures):
+            assert waits.wait(60)
+        else:
+            thread.join(60)
         order.append("first")
     thread.join(60)
-    assert order == ["first", "second"]
-    assert "waiting for another engine" in caplog.text
+    assert order == (["first", "second"] if any(measures) else ["second", "first"])
+
+
+def test_a_stage_measures_unless_its_cache_is_given():
+    config = configured(thinker={"engine": {"kv_cache_memory_bytes": 2**20}})
+    measured = {name: measures(config.stage(name)) for name in STAGES}
+    assert measured == {"thinker": False, "talker": True, "token2wav": False}
 
 
 @pytest.mark.parametrize(

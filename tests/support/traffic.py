@@ -4,7 +4,7 @@ import itertools
 import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from typing import Final, Self
 
@@ -84,7 +84,27 @@ MIXED: Final[Sequence[Ask]] = (
 )  # fmt: skip
 
 
-class Traffic:
+class Clients:
+    """Threads that ask until they are stopped."""
+
+    stop_s = STOP_S
+
+    def __init__(self, threads: Iterable[threading.Thread]) -> None:
+        self._stopping = threading.Event()
+        self._threads = list(threads)
+
+    def __enter__(self) -> Self:
+        for thread in self._threads:
+            thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stopping.set()
+        for thread in self._threads:
+            thread.join(self.stop_s)
+
+
+class Traffic(Clients):
     """Clients that ask, each one request after the other, until they are stopped.
 
     Args:
@@ -109,21 +129,10 @@ class Traffic:
         self._keys = keys
         self._address = address
         self._asks = asks
-        self._stopping = threading.Event()
-        self._threads = [
+        super().__init__(
             threading.Thread(target=self._run, args=(first, after_s * first, until_s - after_s * first))
             for first in range(clients)
-        ]
-
-    def __enter__(self) -> Self:
-        for thread in self._threads:
-            thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(STOP_S)
+        )
 
     def _run(self, first: int, after_s: float, until_s: float) -> None:
         began = time.monotonic()

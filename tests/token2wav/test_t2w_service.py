@@ -498,16 +498,19 @@ def test_chunks_steps_and_seconds_of_audio_are_told(rig: Token2WavRig) -> None:
 def test_chunks_of_every_size_are_made_before_a_gpu_is_ready(
     rig: Token2WavRig, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submit, sizes = rig.engine.submit_chunk, []
+    submit, sizes = rig.engine.submit_chunk, defaultdict(set)
 
     def noted(name: str, chunk: SynthesisChunk, *rest: Any) -> None:
-        sizes.append(chunk.target_frames // rig.engine.geometry.block_size)
         submit(name, chunk, *rest)
+        sizes[rig.engine.in_flight].add(chunk.target_frames // rig.engine.geometry.block_size)
 
     monkeypatch.setattr(rig.engine, "submit_chunk", noted)
+    monkeypatch.setattr("services.token2wav.service._FIRST_BLOCKS", 16)
     change = Change(rig.service.collect)
     rig.service.warm_up()
-    assert set(sizes) == set(range(1, SynthesisConfig().max_chunk_blocks + 1))
+    # Of one stream, and of several at once, that have at most 16 blocks with one of look-ahead each.
+    assert [max(sizes[count], default=0) for count in (1, 2, 4, 8, 16)] == [8, 7, 3, 1, 0]
+    assert sizes[1] == set(range(1, SynthesisConfig().max_chunk_blocks + 1))
     assert rig.service.active_requests() == []
     # Nothing was counted, nor its time measured.
     assert change("omnirelay_synthesis_chunks_total", stage="token2wav") == 0

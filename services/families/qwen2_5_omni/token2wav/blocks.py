@@ -121,7 +121,8 @@ def build_layout(
     before[taking] = True
     mask = torch.cat([before, valid, valid[following] & has_following[:, None]], dim=1)[:, None, None, :]
     if filled:
-        size = filled_size(max(taking.numel(), leaving.numel()))
+        # A power of two, so that there are few pairs of sizes.
+        size = 1 << (max(taking.numel(), leaving.numel(), 4) - 1).bit_length()
         taking, leaving = (
             functional.pad(each, (0, size - each.numel()), value=dummy) for each in (taking, leaving)
         )
