@@ -119,12 +119,7 @@ class StageTransport:
 
     def edges(self) -> EdgeMetrics:
         """Traffic metrics of these sockets."""
-        return EdgeMetrics(
-            "gateway",
-            {"thinker": self._thinkers},
-            {"gateway": self._events},
-            {"control": [self._control_refused]},
-        )
+        return EdgeMetrics("gateway", {"thinker": self._thinkers}, self._events, self._control_refused)
 
     def peers(self) -> PeerMetrics:
         """Metrics of rejected peers."""
