@@ -62,9 +62,8 @@ class GatewayProcess:
         traces = GatewayTraces(self._tracer, served_name(config)) if self._tracer is not None else None
         self._transport = StageTransport(config)
         self.gateway: Final = Gateway(config, self._prompts, self._transport, fetch, traces)
-        traffic, peers = self._transport.edges(), self._transport.peers()
         access = self.access.keys, self.access.ephemeral, self.access.tls
-        for each in (traffic, peers, *access, ProcessMetrics("gateway")):
+        for each in (*self._transport.collectors(), *access, ProcessMetrics("gateway")):
             if each is not None:
                 self.gateway.metrics.registry.register(each)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
