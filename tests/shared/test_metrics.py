@@ -389,19 +389,3 @@ def test_closing_frees_the_address_and_drops_who_is_there(served: Served) -> Non
         assert is_dropped(connection)
         with HttpEndpoint(served.address, lambda: None, lambda: None):
             assert get(served.address, "/livez").status == 200
-
-
-def test_scrapes_at_once_all_come_back(served: Served) -> None:
-    served.registry.register(Large())
-    sizes: list[int] = []
-
-    def scrape() -> None:
-        sizes.append(len(get(served.address, "/metrics").body))
-
-    threads = [threading.Thread(target=scrape) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert len(sizes) == 3
-    assert len(set(sizes)) == 1
