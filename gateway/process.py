@@ -14,6 +14,8 @@ from gateway.access.access import Access
 from gateway.access.listening import tell_shortage
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.fairness.uploads import UploadRoom
+from gateway.http.context import HttpContext
+from gateway.http.server import api_server, monitor_server
 from gateway.input.prompt import PromptBuilder
 from gateway.manager import Gateway
 from gateway.requests.tracing import GatewayTraces
@@ -32,8 +34,6 @@ from shared.starters import has_random_weights, load_starters
 from shared.tracing.setup import open_tracer
 
 if TYPE_CHECKING:
-    from gateway.http.context import HttpContext
-    from gateway.http.server import HttpServer
     from gateway.input.fetch import Fetcher
 
 TICK_S: Final = 0.1
@@ -62,18 +62,26 @@ class GatewayProcess:
         traces = GatewayTraces(self._tracer, served_name(config)) if self._tracer is not None else None
         self._transport = StageTransport(config)
         self.gateway: Final = Gateway(config, self._prompts, self._transport, fetch, traces)
-        traffic, peers = self._transport.edges(), self._transport.peers()
         access = self.access.keys, self.access.ephemeral, self.access.tls
-        for each in (traffic, peers, *access, ProcessMetrics("gateway")):
+        for each in (*self._transport.collectors(), *access, ProcessMetrics("gateway")):
             if each is not None:
                 self.gateway.metrics.registry.register(each)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
         self._server = TcpServer(self.gateway, config, self.status, uploads, self.access)
-        self._context: HttpContext | None = None
-        self._http: HttpServer | None = None
-        self._monitor: HttpServer | None = None
-        if config.gateway.http is not None or config.gateway.monitor is not None:
-            self._prepare_http(config, uploads)
+        directory = self._prompts.directory
+        self._context = HttpContext(
+            self.gateway,
+            config,
+            self.status,
+            uploads,
+            self.access,
+            served_name(config),
+            starters=[each.text for each in load_starters(directory) if each.typed],
+            random_weights=has_random_weights(directory),
+        )
+        http, monitor = config.gateway.http, config.gateway.monitor
+        self._http = api_server(http, self._context) if http is not None else None
+        self._monitor = monitor_server(monitor, self._context) if monitor is not None else None
         self._ticker: asyncio.Task[None] | None = None
 
     async def start(self) -> None:
@@ -149,37 +157,14 @@ class GatewayProcess:
         if self._tracer is not None:
             self._tracer.close()
 
-    def _prepare_http(self, config: Config, uploads: UploadRoom) -> None:
-        """Make the servers for clients and for monitoring."""
-        # Only loaded where HTTP is served.
-        from gateway.http.context import HttpContext  # noqa: PLC0415
-        from gateway.http.server import api_server, monitor_server  # noqa: PLC0415
-
-        directory = self._prompts.directory
-        self._context = HttpContext(
-            self.gateway,
-            config,
-            self.status,
-            uploads,
-            self.access,
-            served_name(config),
-            starters=[each.text for each in load_starters(directory) if each.typed],
-            random_weights=has_random_weights(directory),
-        )
-        if config.gateway.http is not None:
-            self._http = api_server(config.gateway.http, self._context)
-        if config.gateway.monitor is not None:
-            self._monitor = monitor_server(config.gateway.monitor, self._context)
-
     async def _close_servers(self) -> None:
-        calls = self._context.calls if self._context is not None else set()
+        calls = self._context.calls
         for each in calls:
             each.cancel()
         servers = (each.close() for each in (self._server, self._http, self._monitor) if each)
         await asyncio.gather(*servers, asyncio.gather(*calls, return_exceptions=True))
-        if self._context is not None:
-            self._context.audio.close()
-            self._context.parsing.close()
+        self._context.audio.close()
+        self._context.parsing.close()
 
     async def _tick(self) -> None:
         works = (

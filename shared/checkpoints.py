@@ -99,13 +99,17 @@ def _closed(place: Path, what: str) -> CheckpointAccessError:
 
 def read_config(directory: Path) -> dict[str, Any]:
     """Read a checkpoint's ``config.json``; raises CheckpointError if it cannot be read."""
-    path = directory / "config.json"
+    return read_object(directory / "config.json")
+
+
+def read_object(path: Path) -> dict[str, Any]:
+    """Read a file of a checkpoint that holds a JSON object; raises CheckpointError if it cannot be read."""
     try:
         values = json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise CheckpointError(f"{path.name} cannot be read: {error}") from error
+        raise CheckpointError(f"{path} cannot be read: {error}") from error
     if not isinstance(values, dict):
-        raise CheckpointError(f"{path.name} cannot be read: it holds no object")
+        raise CheckpointError(f"{path} cannot be read: it holds no object")
     return values
 
 

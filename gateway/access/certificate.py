@@ -1,8 +1,6 @@
 """The gateway's TLS certificate: read, checked, and replaced without a restart."""
 
-import os
 import ssl
-import stat
 import time
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -15,12 +13,12 @@ from prometheus_client.registry import Collector
 from gateway.access.tls import pem_certificates, trusting_all, trusting_only
 from omnirelay.errors import ConfigError
 from shared.config import TlsConfig
+from shared.transport.keys import is_open_to_others
 
 SOON_S: Final = 14 * 86_400
 """A certificate that expires within that time should be renewed."""
 _FLIGHTS: Final = 10
 """More than any handshake has."""
-_OTHERS: Final = stat.S_IRWXG | stat.S_IRWXO
 
 
 @dataclass(frozen=True)
@@ -100,7 +98,8 @@ def read_certificate(tls: TlsConfig) -> Certificate:
         raise ConfigError("gateway.tls names no certificate and key")
     context = _server_context()
     try:
-        _check_private(Path(tls.key))
+        if is_open_to_others(Path(tls.key).stat()):
+            raise ConfigError(f"{tls.key} (gateway.tls.key) is accessible to others: chmod 600 it")
         # Without a password OpenSSL would ask for one at the terminal.
         context.load_cert_chain(tls.certificate, tls.key, password="")
         behind = pem_certificates(Path(tls.certificate))[1:]
@@ -156,14 +155,6 @@ def _meet(server: ssl.SSLContext, client: ssl.SSLContext) -> ssl.SSLObject:
         if agreed:
             return sides[0]
     raise ssl.SSLError("the handshake does not end")
-
-
-def _check_private(key: Path) -> None:
-    """Reject a key that others may read; a group may read one of root's (mounted secrets)."""
-    found = key.stat()
-    allowed = stat.S_IRGRP if found.st_uid == 0 and os.geteuid() != 0 else 0
-    if stat.S_IMODE(found.st_mode) & _OTHERS & ~allowed:
-        raise ConfigError(f"{key} (gateway.tls.key) is accessible to others: chmod 600 it")
 
 
 def _date(seconds: float) -> str:

@@ -117,18 +117,10 @@ class StageTransport:
         """Rejected messages by error code."""
         return self._events.refused + self._control_refused
 
-    def edges(self) -> EdgeMetrics:
-        """Traffic metrics of these sockets."""
-        return EdgeMetrics(
-            "gateway",
-            {"thinker": self._thinkers},
-            {"gateway": self._events},
-            {"control": [self._control_refused]},
-        )
-
-    def peers(self) -> PeerMetrics:
-        """Metrics of rejected peers."""
-        return PeerMetrics(self._context)
+    def collectors(self) -> tuple[EdgeMetrics, PeerMetrics]:
+        """Metrics of these sockets' traffic, and of rejected peers."""
+        edges = EdgeMetrics("gateway", {"thinker": self._thinkers}, self._events, self._control_refused)
+        return edges, PeerMetrics(self._context)
 
     def close(self) -> None:
         """Close all sockets; pending messages are delivered for at most half a second."""

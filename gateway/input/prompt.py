@@ -20,6 +20,7 @@ import jinja2.sandbox
 from gateway.input.detokenizer import Detokenizer, bytes_of
 from omnirelay.content import ChatMessage, ContentPart, MediaPart, TextPart, media_of, parts_of
 from omnirelay.errors import CheckpointError, InvalidRequestError, UnsupportedError
+from shared.checkpoints import read_config, read_object
 from shared.families import DESCRIPTIONS, Descriptions, family_of
 from shared.messages import MediaKind
 from shared.tokenizer import load_tokenizer
@@ -35,7 +36,7 @@ class PromptBuilder:
         self.directory: Final = directory
         self._tokenizer = load_tokenizer(directory)
         self._template = _compile(_read_template(directory))
-        config = _read_json(directory / "config.json")
+        config = read_config(directory)
         self.family: Final = family_of(config, families)
         self.vocab_size: Final = _vocab_size(config, self.family.vocabulary)
         special = {
@@ -189,18 +190,6 @@ def _user_spans(prompt: str, marked: str, mark: str, texts: Sequence[str]) -> li
     return spans
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise CheckpointError(f"the checkpoint lacks {path}: {error.strerror}") from error
-    except ValueError as error:
-        raise CheckpointError(f"{path} is not JSON: {error}") from error
-    if not isinstance(values, dict):
-        raise CheckpointError(f"{path} must hold an object")
-    return values
-
-
 def _vocab_size(config: dict[str, Any], keys: Sequence[str]) -> int:
     """Rows of the thinker's embedding table; a larger id would crash the thinker."""
     value: Any = config
@@ -217,7 +206,7 @@ def _read_template(directory: Path) -> str:
         return jinja_file.read_text(encoding="utf-8")
     for name in TEMPLATE_FILES[1:]:
         if (directory / name).is_file():
-            template = _read_json(directory / name).get("chat_template")
+            template = read_object(directory / name).get("chat_template")
             if isinstance(template, str):
                 return template
     raise CheckpointError(f"{directory} has a chat template in none of {', '.join(TEMPLATE_FILES)}")

@@ -184,7 +184,7 @@ def placed(config: Config, name: StageName, stage: S, directory: Path) -> Iterat
         CheckpointError: Their sizes cannot be read.
         StageStartError: Stages cannot compute on this platform.
     """
-    from shared.vllm.environment import inherited_devices  # noqa: PLC0415 - after the environment is prepared
+    from shared.vllm.environment import INHERITED_DEVICES  # noqa: PLC0415 - after the environment is prepared
     from shared.vllm.gpus import loading, visible_gpus  # noqa: PLC0415
 
     told = read_config(directory)
@@ -194,7 +194,7 @@ def placed(config: Config, name: StageName, stage: S, directory: Path) -> Iterat
     gpus = visible_gpus()[: parallel(config, name)]
     if gpus and config.share_gpus:
         model = read_model(directory, config.served_stages)
-        share = share_of(config, name, model, gpus, inherited_devices())
+        share = share_of(config, name, model, gpus, INHERITED_DEVICES)
         stage = stage if share is None else with_share(stage, share, gpus)
     with loading(gpus, measures=measures(stage)):
         yield stage

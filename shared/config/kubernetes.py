@@ -48,11 +48,6 @@ _SHAPES: Final[tuple[tuple[re.Pattern[str], Callable[[str], bool]], ...]] = tupl
 )
 
 
-def is_named_for_a_service(name: str) -> bool:
-    """Whether the name has a form that Kubernetes uses."""
-    return any(pattern.fullmatch(name) for pattern, _ in _SHAPES)
-
-
 def is_for_a_service(name: str, value: str) -> bool:
     """Whether Kubernetes could have set the variable."""
     return any(pattern.fullmatch(name) and check(value) for pattern, check in _SHAPES)

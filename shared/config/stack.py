@@ -10,7 +10,7 @@ from shared.config.gateway import GatewayConfig
 from shared.config.media import MediaConfig
 from shared.config.stages import StageConfig, StagesConfig
 from shared.config.values import Section, TraceEndpoint, empty_is_none, is_local
-from shared.log import LogFormat
+from shared.log.form import LogFormat
 from shared.messages import STAGES, Role, StageName
 from shared.messages.payloads import DEFAULT_WINDOW_BYTES
 

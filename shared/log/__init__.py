@@ -16,16 +16,6 @@ from shared.log.form import LogFormat, TextFormatter, make_formatter, make_recor
 from shared.log.repeats import BURST, INTERVAL_S, Repeats
 from shared.log.writer import Descriptor, LineStream, LineWriter, unblock
 
-__all__ = [
-    "LIMITED",
-    "LogFormat",
-    "configure_logging",
-    "dropped_lines",
-    "limited",
-    "logging_configuration",
-    "of_request",
-]
-
 _OURS: Final = ("services", "gateway", "shared", "checkpoint", "__main__")
 _TALKATIVE: Final = {
     # Would log URLs with their queries.

@@ -48,7 +48,7 @@ class Blob:
         return f"Blob({self.nbytes} bytes)"
 
 
-def check_tensor(field: str, shape: tuple[int, ...], dtype: str, data: Blob, rank: int | None = None) -> None:
+def check_tensor(field: str, shape: tuple[int, ...], dtype: str, data: Blob) -> None:
     """Refuse a tensor whose shape, dtype and number of bytes do not agree.
 
     Args:
@@ -56,15 +56,12 @@ def check_tensor(field: str, shape: tuple[int, ...], dtype: str, data: Blob, ran
         shape: As the message claims.
         dtype: As the message claims.
         data: The bytes that came with it.
-        rank: The number of dimensions it must have, if only one is right.
 
     Raises:
         PayloadError: It lies; the message names the part that does.
     """
     if dtype not in ITEM_SIZE:
         raise PayloadError(f"{field}.dtype", f"{dtype!r} is not one of {', '.join(ITEM_SIZE)}")
-    if rank is not None and len(shape) != rank:
-        raise PayloadError(f"{field}.shape", f"has {len(shape)} dimensions, expected {rank}")
     if any(size < 0 for size in shape):
         raise PayloadError(f"{field}.shape", f"has a negative size: {list(shape)}")
     expected = math.prod(shape) * ITEM_SIZE[dtype]
@@ -92,7 +89,7 @@ class PromptEmbedsPayload(msgspec.Struct, frozen=True, forbid_unknown_fields=Tru
         """Refuse rows that lie about themselves; a :class:`PayloadError` names the field that is wrong."""
         if self.dtype not in ROW_DTYPES:
             raise PayloadError("rows.dtype", f"{self.dtype!r} is not one of {', '.join(ROW_DTYPES)}")
-        check_tensor("rows", self.shape, self.dtype, self.data, rank=2)
+        check_tensor("rows", self.shape, self.dtype, self.data)
 
     def check_fits(self, width: int, dtype: str) -> None:
         """Refuse rows that are not what the receiving stage takes; raises as :meth:`check`."""

@@ -211,7 +211,7 @@ def _prepare(
     loop = StageLoop(
         service, stage, channels.inbox, membership, channels.events, list(outboxes.values()), channels.follow
     )
-    edges = EdgeMetrics(name, outboxes, {name: channels.inbox}, {"control": [channels.events.refused]})
+    edges = EdgeMetrics(name, outboxes, channels.inbox, channels.events.refused)
     for metrics in (
         StageMetrics(service, loop, membership),
         edges,

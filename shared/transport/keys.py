@@ -112,11 +112,17 @@ def _write(path: Path, text: str, mode: int) -> None:
         file.write(text)
 
 
-def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
-    """Read the key of a file; with ``private``, only its owner may be able to read it.
+def is_open_to_others(status: os.stat_result) -> bool:
+    """Whether others than this user may read or write a secret file.
 
     A group may read one of root's: so a mounted secret reaches a process that is not root.
     """
+    group = stat.S_IRGRP if status.st_uid == 0 and os.geteuid() != 0 else 0
+    return bool(status.st_mode & (stat.S_IRWXG | stat.S_IRWXO) & ~group)
+
+
+def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
+    """Read the key of a file; with ``private``, only its owner may be able to read it."""
     try:
         # A pipe of that name must not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -124,8 +130,7 @@ def _key(path: Path, pattern: re.Pattern[str], private: bool = False) -> bytes:
             status = os.fstat(descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise ConfigError(f"{path} is no file: security.keys needs the files of `omnirelay keys`")
-            group = stat.S_IRGRP if status.st_uid == 0 and os.geteuid() != 0 else 0
-            if private and status.st_mode & 0o077 & ~group:
+            if private and is_open_to_others(status):
                 raise ConfigError(
                     f"{path} may be read by others (mode {stat.S_IMODE(status.st_mode):04o}): "
                     f"`chmod 600 {path}`, and new keys if somebody may have read it"

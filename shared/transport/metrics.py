@@ -1,7 +1,6 @@
 """Metrics of a process's queues."""
 
-from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
 from prometheus_client.core import Metric
@@ -26,13 +25,16 @@ class EdgeMetrics(Collector):
         self,
         stage: str,
         sending: Mapping[str, Outgoing],
-        receiving: Mapping[str, PullQueue[Any]],
-        refused: Mapping[str, Sequence[Mapping[str, int]]] | None = None,
+        inbox: PullQueue[Any],
+        control_refused: Mapping[str, int],
     ) -> None:
         self._sending = [({"stage": stage, "edge": edge}, queue) for edge, queue in sending.items()]
-        self._receiving = [({"stage": stage, "edge": edge}, queue) for edge, queue in receiving.items()]
-        self._refused = [({"stage": stage, "edge": edge}, codes) for edge, codes in (refused or {}).items()]
-        self._refused += [(labels, [queue.refused]) for labels, queue in self._receiving]
+        self._labels = {"stage": stage, "edge": stage}
+        self._inbox = inbox
+        self._refused = [
+            ({"stage": stage, "edge": "control"}, control_refused),
+            (self._labels, inbox.refused),
+        ]
 
     def collect(self) -> Iterator[Metric]:
         """All metrics of the edges."""
@@ -74,17 +76,17 @@ class EdgeMetrics(Collector):
         yield counter(
             "omnirelay_edge_received_messages_total",
             "Messages that arrived, refused ones included.",
-            ((labels, queue.received.messages) for labels, queue in self._receiving),
+            [(self._labels, self._inbox.received.messages)],
         )
         yield counter(
             "omnirelay_edge_received_bytes_total",
             "Bytes of the messages that arrived.",
-            ((labels, queue.received.bytes) for labels, queue in self._receiving),
+            [(self._labels, self._inbox.received.bytes)],
         )
         yield histogram(
             "omnirelay_edge_decode_seconds",
             "Time to decode and check an accepted message.",
-            ((labels, queue.received.codec_seconds) for labels, queue in self._receiving),
+            [(self._labels, self._inbox.received.codec_seconds)],
         )
         yield counter(
             "omnirelay_edge_refused_messages_total",
@@ -92,13 +94,6 @@ class EdgeMetrics(Collector):
             (
                 sample
                 for labels, codes in self._refused
-                for sample in by_reason(labels, _sum(codes), *(error.code for error in _REFUSALS))
+                for sample in by_reason(labels, codes, *(error.code for error in _REFUSALS))
             ),
         )
-
-
-def _sum(counts: Sequence[Mapping[str, int]]) -> Counter[str]:
-    total: Counter[str] = Counter()
-    for each in counts:
-        total.update(each)
-    return total

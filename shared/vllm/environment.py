@@ -10,7 +10,8 @@ from shared.devices import cuda_compiler
 from shared.engine_defaults import compute_threads
 from shared.messages import STAGES
 
-_INHERITED: Final = os.environ.get("CUDA_VISIBLE_DEVICES")
+INHERITED_DEVICES: Final = os.environ.get("CUDA_VISIBLE_DEVICES")
+"""As the process was started with, which stages without ``devices`` have."""
 _M_MMAP_THRESHOLD: Final = -3
 _M_ARENA_MAX: Final = -8
 """Of mallopt(3)."""
@@ -78,11 +79,6 @@ def _prepare_workers() -> None:
     os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     # If one is lost, the others wait for it; no longer than this, in seconds.
     os.environ.setdefault("VLLM_WORKER_SHUTDOWN_TIMEOUT_SECONDS", "1")
-
-
-def inherited_devices() -> str | None:
-    """``CUDA_VISIBLE_DEVICES`` as the process was started with, which stages without ``devices`` have."""
-    return _INHERITED
 
 
 def give_back_large_blocks(threshold: int = 2**20) -> None:

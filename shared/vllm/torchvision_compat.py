@@ -29,13 +29,9 @@ def declare_missing_operators() -> None:
         return
     library = torch.library.Library(_NAMESPACE, "FRAGMENT")
     for name, schema in _SCHEMAS.items():
-        if not _is_declared(name):
+        if not hasattr(getattr(torch.ops, _NAMESPACE), name):
             library.define(schema)
     _declared.append(library)
-
-
-def _is_declared(name: str) -> bool:
-    return hasattr(getattr(torch.ops, _NAMESPACE), name)
 
 
 def _operators_load() -> bool:

@@ -10,7 +10,8 @@ from typing import TYPE_CHECKING, Any, Final
 
 from omnirelay.errors import WorkerLostError
 from shared.ending import STOP_SIGNALS
-from shared.log import LogFormat, configure_logging, logging_configuration
+from shared.log import configure_logging, logging_configuration
+from shared.log.form import LogFormat
 from shared.vllm.torchvision_compat import declare_missing_operators
 
 if TYPE_CHECKING:

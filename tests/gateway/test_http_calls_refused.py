@@ -303,7 +303,7 @@ async def test_strangers_get_no_answer_and_fill_nothing(web: HttpBench) -> None:
                 stranger.send(ask)
                 stranger.send(b"\x80" + bytes(1000))
                 await asyncio.sleep(0)
-            (held,) = web.process._context.calls  # type: ignore[union-attr]
+            (held,) = web.process._context.calls
             assert not held.done()
             with pytest.raises(BlockingIOError):
                 stranger.recv(100)

@@ -56,7 +56,6 @@ def test_only_the_moves_of_the_table_are_possible(start: RequestState, end: Requ
     if end in TRANSITIONS[start]:
         lifecycle.move(end)
         assert lifecycle.state is end
-        assert lifecycle.state is end
     else:
         with pytest.raises(StateTransitionError, match=f"{start} cannot become {end}"):
             lifecycle.move(end)

@@ -4,8 +4,7 @@ import json
 import logging
 import os
 import shutil
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -30,10 +29,11 @@ from omnirelay.errors import (
 from services.families.qwen2_5_omni import QWEN2_5_OMNI
 from services.families.qwen2_5_omni.voices import load_speakers
 from shared.checkpoints import WEIGHT_INDEX
-from shared.config import ThinkerConfig
+from shared.config import StageConfig, ThinkerConfig, Token2WavConfig
 from shared.messages import STAGES, Sampling
 from shared.model_files import require_model_files
 from shared.vllm import environment
+from shared.vllm.environment import prepare_environment
 from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.sampling.generation import finish_reason, sampling_params, submit
 from shared.vllm.scheduling import StageScheduler
@@ -256,35 +256,27 @@ def test_an_index_of_weights_that_cannot_be_read_is_named(tmp_path, text):
         require_model_files(tmp_path, QWEN2_5_OMNI.files, QWEN2_5_OMNI.check_files)
 
 
-PRINT_ENVIRONMENT = """
-import json, os, sys, types
-# It loads PyTorch for seconds, and sets nothing.
-sys.modules["shared.vllm.torchvision_compat"] = types.SimpleNamespace(declare_missing_operators=lambda: None)
-from shared import config
-from shared.vllm.environment import prepare_environment
-prepare_environment(getattr(config, sys.argv[2])(**json.loads(sys.argv[1])))
-print(json.dumps(dict(os.environ)))
-"""
+Prepared = Callable[..., dict[str, str]]
 
 
-def prepared(values: dict[str, Any], stage: str = "ThinkerConfig", **environment: str) -> dict[str, str]:
-    """The environment of a fresh process after it was prepared."""
-    ThinkerConfig(**values)
-    kept = {name: os.environ[name] for name in ("PATH", "PYTHONPATH") if name in os.environ}
-    output = subprocess.run(
-        [sys.executable, "-c", PRINT_ENVIRONMENT, json.dumps(values), stage],
-        env=kept | {"PYTHONPATH": os.getcwd()} | environment,
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=60,
-    ).stdout
-    result: dict[str, str] = json.loads(output)
-    return result
+@pytest.fixture
+def prepared(monkeypatch: pytest.MonkeyPatch) -> Prepared:
+    """Prepares an environment as that of a stage's process, and returns it."""
+    vllm_log = logging.getLogger("vllm")
+    monkeypatch.setattr(vllm_log, "level", vllm_log.level)
+
+    def prepare(config: StageConfig | None = None, **environment: str) -> dict[str, str]:
+        monkeypatch.setattr(os, "environ", {"PATH": os.defpath} | environment)
+        prepare_environment(config or ThinkerConfig())
+        return dict(os.environ)
+
+    return prepare
 
 
-def test_the_environment_is_prepared_as_configured():
-    result = prepared({"threads": 3, "devices": "1,2"}, OMP_NUM_THREADS="5", VLLM_LOGGING_LEVEL="DEBUG")
+def test_the_environment_is_prepared_as_configured(prepared: Prepared) -> None:
+    config = ThinkerConfig(threads=3, devices="1,2")
+    result = prepared(config, OMP_NUM_THREADS="5", VLLM_LOGGING_LEVEL="DEBUG")
+    assert logging.getLogger("vllm").level == logging.DEBUG
     assert result["VLLM_ENABLE_V1_MULTIPROCESSING"] == "0"
     assert result["OMP_NUM_THREADS"] == "3"
     assert result["CUDA_VISIBLE_DEVICES"] == "1,2"
@@ -292,31 +284,30 @@ def test_the_environment_is_prepared_as_configured():
     assert result["HF_HUB_OFFLINE"] == "1"
 
 
-def test_kernels_that_nobody_can_compile_are_not_chosen(tmp_path: Path) -> None:
+def test_kernels_that_nobody_can_compile_are_not_chosen(prepared: Prepared, tmp_path: Path) -> None:
     (tmp_path / "bin").mkdir()
     (tmp_path / "bin/nvcc").touch(0o755)
-    lacking = prepared({}, CUDA_HOME=str(tmp_path / "other"))
-    having = prepared({}, CUDA_HOME=str(tmp_path))
+    lacking = prepared(CUDA_HOME=str(tmp_path / "other"))
+    having = prepared(CUDA_HOME=str(tmp_path))
     assert lacking["VLLM_USE_FLASHINFER_SAMPLER"] == having["VLLM_USE_FLASHINFER_SAMPLER"] == "0"
     assert lacking["VLLM_USE_DEEP_GEMM"] == "0"
     assert "VLLM_USE_DEEP_GEMM" not in having
-    assert (
-        prepared({}, VLLM_USE_DEEP_GEMM="1", CUDA_HOME=str(tmp_path / "other"))["VLLM_USE_DEEP_GEMM"] == "1"
-    )
+    chosen = prepared(VLLM_USE_DEEP_GEMM="1", CUDA_HOME=str(tmp_path / "other"))
+    assert chosen["VLLM_USE_DEEP_GEMM"] == "1"
     # vLLM's own reading of them.
     known = ("VLLM_USE_FLASHINFER_SAMPLER", *environment._COMPILED_WITH_NVCC)
     assert all(name in envs.environment_variables for name in known)
 
 
-def test_a_vocoder_has_room_for_its_compiled_convolutions():
+def test_a_vocoder_has_room_for_its_compiled_convolutions(prepared: Prepared) -> None:
     # With as little as the others, which must not grow with every new length, it compiles them all each time.
     name = "ONEDNN_PRIMITIVE_CACHE_CAPACITY"
-    assert prepared({})[name] == "64"
-    assert prepared({}, "Token2WavConfig")[name] == "512"
+    assert prepared()[name] == "64"
+    assert prepared(Token2WavConfig())[name] == "512"
 
 
-def test_without_a_number_of_threads_the_stages_share_the_cores():
-    result = prepared({})
+def test_without_a_number_of_threads_the_stages_share_the_cores(prepared: Prepared) -> None:
+    result = prepared()
     assert result["OMP_NUM_THREADS"] == str(max(1, (os.cpu_count() or 1) // len(STAGES)))
     assert "CUDA_VISIBLE_DEVICES" not in result
-    assert prepared({}, OMP_NUM_THREADS="5")["OMP_NUM_THREADS"] == "5"
+    assert prepared(OMP_NUM_THREADS="5")["OMP_NUM_THREADS"] == "5"

@@ -70,7 +70,7 @@ def test_what_is_collected_is_valid_in_both_formats_of_prometheus(context: Conte
     sender.put(text())
     take(inbox, 1, meanwhile=sender.flush)
     inbox.refuse(PayloadError("rows", "are wrong"))
-    registry = registry_of(EdgeMetrics("thinker", {"gateway": sender}, {"thinker": inbox}))
+    registry = registry_of(EdgeMetrics("thinker", {"gateway": sender}, inbox, {}))
     plain = {each.name: each for each in text_string_to_metric_families(generate_latest(registry).decode())}
     open_text = openmetrics.generate_latest(registry).decode()
     strict = {each.name: each for each in parse_openmetrics(open_text)}
@@ -91,24 +91,26 @@ def test_a_family_needs_no_value() -> None:
 def test_messages_and_bytes_of_an_edge_are_counted_at_both_ends(context: Context) -> None:
     inbox = PullQueue[StageEvent](context, ANY_PORT, StageEvent)
     sender = PushQueue[StageEvent](context, endpoint(inbox.socket), sending())
-    metrics = EdgeMetrics("thinker", {"gateway": sender}, {"gateway": inbox})
+    metrics = EdgeMetrics("thinker", {"gateway": sender}, inbox, {})
     sizes = [sender.put(message) for message in (text(0), audio(100), audio(50_000), text(1))]
     take(inbox, 4, meanwhile=sender.flush)
     read = Readings(metrics.collect())
-    for end in ("sent", "received"):
-        assert read(f"omnirelay_edge_{end}_messages_total", **EDGE) == 4
-        assert read(f"omnirelay_edge_{end}_bytes_total", **EDGE) == sum(sizes)
-    for timed in ("encode", "decode", "wait"):
-        assert read(f"omnirelay_edge_{timed}_seconds_count", **EDGE) == 4
+    own = {"stage": "thinker", "edge": "thinker"}
+    for end, edge in (("sent", EDGE), ("received", own)):
+        assert read(f"omnirelay_edge_{end}_messages_total", **edge) == 4
+        assert read(f"omnirelay_edge_{end}_bytes_total", **edge) == sum(sizes)
+    for timed, edge in (("encode", EDGE), ("wait", EDGE), ("decode", own)):
+        assert read(f"omnirelay_edge_{timed}_seconds_count", **edge) == 4
     assert 0 < read("omnirelay_edge_encode_seconds_sum", **EDGE) < 1
-    assert 0 < read("omnirelay_edge_decode_seconds_sum", **EDGE) < 1
+    assert 0 < read("omnirelay_edge_decode_seconds_sum", **own) < 1
     assert read("omnirelay_edge_backlog_bytes", **EDGE) == 0
 
 
 def test_a_message_that_waits_for_its_receiver_is_seen_waiting(context: Context) -> None:
     address = free_address()
     sender = PushQueue[StageEvent](context, address, sending(max_backlog_bytes=1000))
-    metrics = EdgeMetrics("thinker", {"gateway": sender}, {})
+    idle = PullQueue[StageEvent](context, ANY_PORT, StageEvent)
+    metrics = EdgeMetrics("thinker", {"gateway": sender}, idle, {})
     size = sender.put(text())
     with pytest.raises(QueueFullError):
         sender.put(audio(1000))
@@ -141,7 +143,7 @@ def test_refused_messages_are_counted_by_reason(context: Context) -> None:
     inbox.refuse(PayloadError("rows", "do not fit"))
     control = ControlClient(context, free_address(), "thinker")
     control.refused["message_invalid"] += 1
-    metrics = EdgeMetrics("gateway", {}, {"gateway": inbox}, {"control": [control.refused]})
+    metrics = EdgeMetrics("gateway", {}, inbox, control.refused)
     read = Readings(metrics.collect())
 
     def refused(edge: str, reason: str) -> float:
@@ -387,19 +389,3 @@ def test_closing_frees_the_address_and_drops_who_is_there(served: Served) -> Non
         assert is_dropped(connection)
         with HttpEndpoint(served.address, lambda: None, lambda: None):
             assert get(served.address, "/livez").status == 200
-
-
-def test_scrapes_at_once_all_come_back(served: Served) -> None:
-    served.registry.register(Large())
-    sizes: list[int] = []
-
-    def scrape() -> None:
-        sizes.append(len(get(served.address, "/metrics").body))
-
-    threads = [threading.Thread(target=scrape) for _ in range(3)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-    assert len(sizes) == 3
-    assert len(set(sizes)) == 1

@@ -86,25 +86,17 @@ def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint, key):
     ("text", "problem"),
     [
         ("a: [\nb: {", "config_invalid: {path} is not valid YAML: while parsing a flow"),
-        ("gateway: {control: 'tcp://*:5561'}", r"config_invalid: .* reach gateway.control tcp://\*:5561"),
         (
             "{gateway: {control: 'tcp://*:5561'}, security: {internal_network: true}}",
             r"config_invalid: cannot connect to tcp://\*:5561",
         ),
-        (
-            "security: {keys: /no/such/place}",
-            "config_invalid: cannot read the key /no/such/place/gateway.key",
-        ),
-        ("model: /no/such/place", "checkpoint_invalid: no checkpoint in /no/such/place"),
     ],
 )
 def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpoint, text, problem):
     path = tmp_path / "config.yaml"
     path.write_text(text)
-    # An empty OMNI_MODEL is none.
-    model = "" if "model" in text else tiny_checkpoint
     inbox = {"OMNIRELAY_STAGES__TALKER__INBOX": free_address()}
-    ended = run_talker("--config", str(path), model=model, **inbox)
+    ended = run_talker("--config", str(path), model=tiny_checkpoint, **inbox)
     assert ended.returncode == 1
     (line,) = ended.stderr.splitlines()
     assert re.search(problem.format(path=re.escape(str(path))), line)
@@ -112,17 +104,12 @@ def test_a_bad_configuration_ends_the_stage_with_one_line(tmp_path, tiny_checkpo
 
 def test_a_damaged_file_ends_the_stage_with_one_line(tmp_path: Path, tiny_checkpoint: Path) -> None:
     model = shutil.copytree(tiny_checkpoint, tmp_path / "model")
-    for name, problem in (
-        ("spk_dict.pt", "spk_dict.pt is cut short or damaged"),
-        ("model.safetensors", "model.safetensors is cut short: it has "),
-    ):
-        whole = (model / name).read_bytes()
-        (model / name).write_bytes(whole[: len(whole) // 2])
-        ended = run_talker(model=model, OMNIRELAY_STAGES__TALKER__INBOX=free_address())
-        (model / name).write_bytes(whole)
-        assert ended.returncode == 1
-        (line,) = ended.stderr.splitlines()
-        assert f"checkpoint_invalid: the checkpoint in {model} is damaged: {problem}" in line
+    os.truncate(model / "spk_dict.pt", (model / "spk_dict.pt").stat().st_size // 2)
+    ended = run_talker(model=model, OMNIRELAY_STAGES__TALKER__INBOX=free_address())
+    assert ended.returncode == 1
+    (line,) = ended.stderr.splitlines()
+    problem = f"checkpoint_invalid: the checkpoint in {model} is damaged: spk_dict.pt is cut short or damaged"
+    assert problem in line
 
 
 def start_echo(model: Path, *arguments: str, http: str = "null", **overrides: str) -> Child[str]:
@@ -139,17 +126,6 @@ def start_echo(model: Path, *arguments: str, http: str = "null", **overrides: st
         stderr=subprocess.PIPE,
         text=True,
     )
-
-
-def test_a_stage_that_is_told_to_end_while_it_loads_does_so(tiny_checkpoint: Path) -> None:
-    """With SIGTERM, and at any other moment: below."""
-    with start_echo(tiny_checkpoint) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(timeout=60) == 0
-        assert process.stderr is not None
-        assert process.stderr.read().endswith("stopped while loading\n")
 
 
 def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint: Path) -> None:

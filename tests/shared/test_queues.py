@@ -106,26 +106,6 @@ def test_a_queue_stalls_while_anything_waits(context):
     assert 0 < sender.stalled_s == sender.stalled_s
 
 
-def test_a_receiver_that_does_not_read_fills_the_backlog_and_not_memory(inbox, connect):
-    sender = connect(inbox, max_backlog_bytes=8_000_000)
-    sender.put(text(0))
-    wait_until(lambda: sender.backlog_bytes == 0, meanwhile=sender.flush)
-    message = audio(250_000)
-    put = 0
-
-    def put_until_full() -> None:
-        nonlocal put
-        while put < 10_000:
-            sender.put(message)
-            put += 1
-
-    with pytest.raises(QueueFullError):
-        put_until_full()
-    # Beyond the bound there is the window.
-    assert put == sender.sending.window_bytes // 1_000_000 + 7
-    assert sender.outstanding_bytes <= sender.sending.window_bytes
-
-
 def stuck_sender(context: Context, size: int) -> tuple[bytearray, RawPeer, PushQueue[Any]]:
     """Put a blob of this size for a receiver that shakes hands and then reads nothing."""
     with socket.create_server(("127.0.0.1", 0)) as listener:

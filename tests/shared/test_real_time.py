@@ -145,11 +145,6 @@ def test_nobody_waits_for_nobody(now: list[float]) -> None:
     assert has_slack({"a": 1000.0, "b": 1070.0}, 0.0) == set()
 
 
-def test_the_clock_is_the_one_of_all_processes_parts() -> None:
-    before = time.monotonic()
-    assert before <= PlaybackClock(streaming=True).due <= time.monotonic()
-
-
 ROW_S = 0.02
 
 

@@ -34,12 +34,7 @@ class Watched:
         self.harness = harness
         self.address = free_address()
         self.health = StageHealth(step_timeout_s)
-        edges = EdgeMetrics(
-            STAGE,
-            {"gateway": harness.gateway},
-            {STAGE: harness.inbox},
-            {"control": [harness._control.refused]},
-        )
+        edges = EdgeMetrics(STAGE, {"gateway": harness.gateway}, harness.inbox, harness._control.refused)
         stage = StageMetrics(harness.service, harness.loop, harness.membership)
         self.endpoint = HttpEndpoint(
             self.address,

@@ -361,15 +361,6 @@ def test_a_request_that_is_aborted_is_no_error(harness: Harness, collector: Coll
     assert (span.error, span.attributes["omnirelay.outcome"]) == (None, "aborted")
 
 
-def test_an_engine_that_breaks_fails_every_request(harness: Harness, collector: Collector) -> None:
-    start(harness, "a")
-    harness.take(1)
-    harness.service.step_error = RuntimeError("out of memory")
-    harness.send("a", 1)
-    assert harness.take_failure().code == "engine_failed"
-    assert told(collector, "a").error == "engine_failed"
-
-
 def test_nothing_is_kept_of_requests_that_are_not_traced(harness: Harness, collector: Collector) -> None:
     start(harness, "a", None)
     start(harness, "b", f"00-{TRACE}-{GATEWAY}-00")
@@ -389,16 +380,13 @@ def test_nothing_is_kept_of_requests_that_are_not_traced(harness: Harness, colle
     assert len(collector.spans()) == 2
 
 
-@pytest.mark.parametrize("there", [True, False])
-def test_a_stage_that_ends_sends_its_last_spans_and_waits_for_no_dead_collector(
-    tiny_checkpoint: Path, collector: Collector, there: bool
-) -> None:
-    inbox, http, nobody = free_address(), free_address(), free_address().replace("tcp", "http")
+def test_a_stage_that_ends_sends_its_last_spans(tiny_checkpoint: Path, collector: Collector) -> None:
+    inbox, http = free_address(), free_address()
     process = start_echo(
         tiny_checkpoint,
         http=http,
         OMNIRELAY_STAGES__TOKEN2WAV__INBOX=inbox,
-        OMNIRELAY_TRACING__ENDPOINT=collector.url if there else nobody,
+        OMNIRELAY_TRACING__ENDPOINT=collector.url,
         OTEL_BSP_SCHEDULE_DELAY="600000",
     )
     received = "omnirelay_edge_received_messages_total"
@@ -418,10 +406,7 @@ def test_a_stage_that_ends_sends_its_last_spans_and_waits_for_no_dead_collector(
     texts = [line.split(": ", 1)[1].strip() for line in lines]
     assert texts.count("stopped") == 1
     assert [text for text in texts if text.startswith("traces go to")]
-    if there:
-        told(collector, "a")
-    else:
-        assert any(text.startswith(f"traces cannot be sent to {nobody}") for text in texts)
+    told(collector, "a")
 
 
 def listens(address: str) -> bool:

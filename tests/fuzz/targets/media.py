@@ -23,6 +23,7 @@ from gateway.input import urls
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
 from omnirelay.errors import ConfigError, MediaError, MessageError
 from omnirelay.protocol import parse_address
+from omnirelay.values import TraceParent
 from services.thinker.media.decoded import DecodedAudio, DecodeLimits
 from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.formats import Format, check_format, tags_length
@@ -37,7 +38,7 @@ from services.thinker.media.pipe import (
     Ready,
     Refused,
 )
-from shared.messages import MEDIA_KINDS, ROLES, MediaKind, Role, TraceParent
+from shared.messages import MEDIA_KINDS, ROLES, MediaKind, Role
 from shared.tracing.otel import Tracer
 from shared.transport.curve import WELCOME, ConnectionGuard
 from shared.transport.keys import Keys
