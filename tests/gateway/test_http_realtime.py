@@ -12,7 +12,6 @@ import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
-from gateway.http.realtime.endpoint import RealtimeApi
 from tests.gateway.bench import Configure, Log, Patch
 from tests.gateway.http_bench import MODEL, HttpBench, decoded, http_bench, http_gateway, speaking
 from tests.gateway.realtime import (
@@ -380,7 +379,7 @@ async def test_a_gateway_answers_for_its_own_hosts_and_those_that_it_is_given(
 
 async def test_an_idle_client_is_let_go_and_no_busy_one(configure: Configure, monkeypatch: Patch) -> None:
     # Long enough for a busy machine between two words of the client.
-    monkeypatch.setattr(RealtimeApi.__init__, "__defaults__", (2.0,))
+    monkeypatch.setattr("gateway.http.realtime.live.IDLE_S", 2.0)
 
     async with http_bench(configure(http_gateway())) as b, talking(b) as c:
         request = await begin(b, c)

@@ -5,7 +5,6 @@ import base64
 import json
 import queue
 import wave
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 
-from gateway.http.openai.speech_socket import SpeechSocket
 from omnirelay import (
     AsyncClient,
     AudioEvent,
@@ -287,7 +285,7 @@ async def test_a_text_is_spoken_while_it_grows(web: HttpBench) -> None:
 async def test_what_is_wrong_with_a_growing_text_is_said(
     configure: Configure, messages: list[str], problem: str, monkeypatch: Patch
 ) -> None:
-    monkeypatch.setattr(SpeechSocket, "__init__", partialmethod(SpeechSocket.__init__, idle_s=1.0))
+    monkeypatch.setattr("gateway.http.openai.speech_socket.IDLE_S", 1.0)
 
     async with http_bench(configure(gateway=http_gateway())) as b:
         async with connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
