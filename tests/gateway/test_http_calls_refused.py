@@ -59,8 +59,8 @@ def offer() -> str:
 
 async def answered(sdp: bytes) -> str:
     """What a peer answers to an offer."""
-    addresses = [IPv4Address("127.0.0.1")]
-    peer = Peer(SpeechTrack(lambda _kind, _fields: None), WebRtcConfig(addresses=addresses))
+    config = WebRtcConfig(addresses=[IPv4Address("127.0.0.1")])
+    peer = Peer(SpeechTrack(lambda _kind, _fields: None), config)
     try:
         offer = read_offer(sdp)
         return offer.complete(await peer.answer(offer.sdp))
