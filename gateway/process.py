@@ -163,7 +163,7 @@ class GatewayProcess:
             each.cancel()
         servers = (each.close() for each in (self._server, self._http, self._monitor) if each)
         await asyncio.gather(*servers, asyncio.gather(*calls, return_exceptions=True))
-        self._context.audio.close()
+        self._context.audio.shutdown(wait=False, cancel_futures=True)
         self._context.parsing.close()
 
     async def _tick(self) -> None:

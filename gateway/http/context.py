@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final
 
@@ -12,7 +13,7 @@ from gateway.access.access import Access
 from gateway.access.account import ClientAccount
 from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
-from gateway.http.encoding.encoders import AudioPool
+from gateway.http.encoding.encoders import audio_threads
 from gateway.http.guards.guard import REQUEST_ID
 from gateway.http.guards.keys import client_of
 from gateway.manager import Gateway
@@ -37,7 +38,7 @@ class HttpContext:
         model: The public name of the served model.
         starters: Typed questions that the checkpoint brings for people who try it.
         random_weights: The checkpoint is untrained: its answers mean nothing.
-        audio: Encodes speech.
+        audio: The threads on which speech is encoded.
         parsing: Parses what is large: one thread, or several together would keep the event loop waiting.
         started: Unix time at which the gateway started.
         calls: The tasks of calls, which outlive the requests that begin them; cancelled at shutdown.
@@ -51,7 +52,7 @@ class HttpContext:
     model: str
     starters: Sequence[str] = ()
     random_weights: bool = False
-    audio: AudioPool = field(default_factory=AudioPool)
+    audio: ThreadPoolExecutor = field(default_factory=audio_threads)
     parsing: FairThread = field(default_factory=lambda: FairThread("parsing"))
     started: int = field(default_factory=lambda: int(time.time()))
     calls: set[asyncio.Task[None]] = field(default_factory=set)

@@ -2,19 +2,26 @@
 
 import asyncio
 import base64
+import json
 import ssl
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
+from unittest import mock
 
 import av
 import httpx
 import numpy as np
 import openai
 from numpy.typing import NDArray
+from starlette.applications import Starlette
 
+from gateway.access.access import Access
+from gateway.fairness.uploads import UploadRoom
+from gateway.http.app import make_app
+from gateway.http.context import HttpContext
 from shared.config import Config
 from shared.messages import SAMPLE_RATE, ThinkRequest
 from tests.gateway.bench import Bench, bench
@@ -138,6 +145,17 @@ def likeness(heard: Samples, said: Samples) -> tuple[int, float]:
     shift = int(np.argmax(products[: size // 2]))
     both = min(heard.size - shift, said.size)
     return shift, float(np.corrcoef(heard[shift : shift + both], said[:both])[0, 1])
+
+
+def events_in(text: str) -> list[Any]:
+    """The objects of a stream of events."""
+    return [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
+
+
+def app_of(config: Config) -> Starlette:
+    """An application with nothing behind it."""
+    context = HttpContext(mock.Mock(), config, mock.Mock(), UploadRoom(1), Access(config), "m")
+    return make_app(context)
 
 
 def from_base64(pieces: Iterable[str]) -> bytes:

@@ -16,7 +16,17 @@ from gateway.http.openai.kept_answers import ENTRY_BYTES, KEPT_S, KeptAnswers
 from gateway.http.openai.strings import parse
 from omnirelay.errors import InvalidRequestError
 from tests.gateway.bench import Configure, keys_file
-from tests.gateway.http_bench import HI, MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
+from tests.gateway.http_bench import (
+    HI,
+    MODEL,
+    HttpBench,
+    cut,
+    events_in,
+    http_bench,
+    http_gateway,
+    melody,
+    speaking,
+)
 
 ANSWER = "one two three"
 
@@ -86,8 +96,7 @@ async def test_choices_of_a_completion(web: HttpBench, stream: bool) -> None:
         got = await web.http.post("/v1/completions", json=asked)
         assert got.status_code == 200
         if stream:
-            lines = [line[6:] for line in got.text.splitlines() if line.startswith("data: {")]
-            choices = [each for line in lines for each in json.loads(line)["choices"]]
+            choices = [each for chunk in events_in(got.text) for each in chunk["choices"]]
         else:
             choices = got.json()["choices"]
             assert got.json()["usage"]["completion_tokens"] == 2 * len(web.encode(ANSWER))
@@ -130,25 +139,6 @@ async def test_each_choice_counts_as_a_request(configure: Configure, tmp_path: P
         assert refused.status_code == 429
         # Nothing of it is left.
         assert (await b.post(n=2)).status_code == 200
-
-
-@pytest.mark.parametrize(
-    ("fields", "param"),
-    [
-        ({"resumable": True}, "n"),
-        (
-            {"stream_options": {"include_usage": True, "continuous_usage_stats": True}},
-            "stream_options.continuous_usage_stats",
-        ),
-    ],
-    ids=str,
-)
-async def test_refused_choices(web: HttpBench, fields: dict[str, Any], param: str) -> None:
-    with pytest.raises(openai.BadRequestError) as raised:
-        await web.ai.chat.completions.create(
-            model=MODEL, messages=HI, extra_body={"n": 2, "stream": True, **fields}
-        )
-    assert (raised.value.code, raised.value.param) == ("unsupported", param)
 
 
 CONTINUED = "upon a time"

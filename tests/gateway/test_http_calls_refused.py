@@ -4,7 +4,6 @@ import asyncio
 import errno
 import re
 import socket
-import subprocess
 import sys
 from collections.abc import Awaitable, Callable
 from contextlib import suppress
@@ -12,6 +11,7 @@ from functools import partial
 from ipaddress import IPv4Address
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import httpx
 import pytest
@@ -32,11 +32,12 @@ from gateway.http.realtime.webrtc.peer import (
     restrict_messages,
     send_once,
 )
-from omnirelay.errors import InvalidRequestError
+from omnirelay.errors import InvalidRequestError, MissingPackageError
+from shared.config import Config
 from shared.config.gateway import WebRtcConfig
 from tests.gateway.bench import BEARER, OTHER, Configure, Patch
 from tests.gateway.caller import Caller, calling
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
+from tests.gateway.http_bench import HttpBench, app_of, http_bench, http_gateway
 from tests.gateway.test_http_calls import CALLS, QUIET, connected, free, with_calls
 
 URL = "/v1/realtime/calls"
@@ -56,6 +57,17 @@ def offer() -> str:
     return asyncio.run(an_offer())
 
 
+async def answered(sdp: bytes) -> str:
+    """What a peer answers to an offer."""
+    config = WebRtcConfig(addresses=[IPv4Address("127.0.0.1")])
+    peer = Peer(SpeechTrack(lambda _kind, _fields: None), config)
+    try:
+        offer = read_offer(sdp)
+        return offer.complete(await peer.answer(offer.sdp))
+    finally:
+        await peer.close()
+
+
 def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
     assert "a=candidate:" in offer
     kept = read_offer(offer.encode()).sdp
@@ -68,6 +80,7 @@ def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
     [
         (lambda _: "", "begins with v=0"),
         (lambda _: "v=0", "nothing"),
+        (lambda sdp: sdp + "a=x\r\n" * MAX_SDP_BYTES, "bytes"),
         (lambda sdp: sdp.replace("v=0", "v=1", 1), "begins with v=0"),
         (lambda sdp: sdp + "x" * 2000, "characters"),
         (lambda sdp: sdp + "a=x\r\n" * 1000, "lines"),
@@ -87,31 +100,31 @@ def test_nothing_of_an_offer_says_where_to_send(offer: str) -> None:
         (lambda sdp: sdp.replace("a=setup:actpass", "a=setup:what"), "DTLS"),
     ],
 )
-async def test_refused_offers(web: HttpBench, offer: str, change: Callable[[str], str], word: str) -> None:
-    answer = await web.http.post(URL, content=change(offer).encode(), headers=SDP)
-    assert answer.status_code == 400, answer.text
-    error = answer.json()["error"]
-    assert error["param"] == "sdp"
-    assert word in error["message"]
+async def test_refused_offers(offer: str, change: Callable[[str], str], word: str) -> None:
+    with pytest.raises(InvalidRequestError, match=word) as refused:
+        await answered(change(offer).encode())
+    assert refused.value.param == "sdp"
+
+
+async def test_a_refused_offer_keeps_nothing(web: HttpBench, offer: str) -> None:
+    answer = await web.http.post(URL, content=offer.replace("opus/48000/2", "G729/8000"), headers=SDP)
+    assert (answer.status_code, answer.json()["error"]["param"]) == (400, "sdp")
     await free(web)
     assert web.process.access.http_places.quota.used <= 1
 
 
-async def test_a_call_with_video_is_a_call_without(web: HttpBench, offer: str) -> None:
+async def test_a_call_with_video_is_a_call_without(offer: str) -> None:
     voice, data = offer.index("m=audio"), offer.index("m=application")
     video = "m=video 9 UDP/TLS/RTP/SAVPF 96\r\na=mid:v\r\na=rtpmap:96 VP8/90000\r\na=recvonly\r\n"
-    answered = "m=video 0 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=inactive\r\na=mid:v\r\n"
+    refused = "m=video 0 UDP/TLS/RTP/SAVPF 96\r\nc=IN IP4 0.0.0.0\r\na=inactive\r\na=mid:v\r\n"
     for at in (min(voice, data), max(voice, data), len(offer)):
         with_video = offer[:at] + video + offer[at:]
         with_video = with_video.replace("BUNDLE 0 1", "BUNDLE 0 v 1")
-        answer = await web.http.post(URL, content=with_video.encode(), headers=SDP)
-        assert answer.status_code == 201, answer.text
-        media = re.findall("m=([a-z]+)", answer.text)
+        answer = await answered(with_video.encode())
+        media = re.findall("m=([a-z]+)", answer)
         assert media == re.findall("m=([a-z]+)", with_video)
-        assert answered in answer.text
-        assert "a=group:BUNDLE 0 1\r\n" in answer.text
-        await web.http.post(f"{answer.headers['location']}/hangup")
-        await free(web)
+        assert refused in answer
+        assert "a=group:BUNDLE 0 1\r\n" in answer
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -126,57 +139,38 @@ def test_offers_with_any_fault_are_answered_or_refused(offer: str, data: st.Data
             st.sampled_from([line[:cut] + put, put + line[cut:], line[:cut] + put + line[cut:]])
         )
 
-    async def scenario() -> None:
-        peer = Peer(
-            SpeechTrack(lambda _kind, _fields: None), WebRtcConfig(addresses=[IPv4Address("127.0.0.1")])
-        )
-        try:
-            read = read_offer("\r\n".join(lines).encode("latin-1", "replace"))
-            read.complete(await peer.answer(read.sdp))
-        except InvalidRequestError:
-            pass
-        finally:
-            await peer.close()
-
-    asyncio.run(scenario())
+    with suppress(InvalidRequestError):
+        asyncio.run(answered("\r\n".join(lines).encode("latin-1", "replace")))
 
 
-@pytest.mark.parametrize(
-    ("headers", "content", "status"),
-    [
-        (SDP, b"v=0\r\n" * (MAX_SDP_BYTES // 5 + 1), 400),
+async def test_no_offers(web: HttpBench, offer: str) -> None:
+    for headers, content, status in (
         (SDP, b"v" * 2**19, 413),
         ({"Content-Type": "application/json"}, b"{}", 400),
         ({"Content-Type": "multipart/form-data"}, b"", 400),
         ({}, b"", 400),
-    ],
-)
-async def test_no_offers(web: HttpBench, headers: dict[str, str], content: bytes, status: int) -> None:
-    answer = await web.http.post(URL, content=content, headers=headers)
-    assert answer.status_code == status
+    ):
+        assert (await web.http.post(URL, content=content, headers=headers)).status_code == status
     assert (await web.http.get(URL)).status_code == 405
+    other = await web.http.post(f"{URL}?model=gpt-realtime", content=offer, headers=SDP)
+    assert other.status_code == 404
 
 
-@pytest.mark.parametrize(
-    ("form", "param"),
-    [
+async def test_refused_forms(web: HttpBench, offer: str) -> None:
+    forms: list[tuple[dict[str, str], str | None]] = [
         ({"session": "{}"}, "sdp"),
         ({"sdp": "v=0", "session": "{"}, None),
         ({"sdp": "v=0", "more": "1"}, None),
-        ({"session": '{"audio": {"output": {"voice": "Nobody"}}}'}, "session.audio.output.voice"),
-        ({"session": '{"model": "other"}'}, "session.model"),
-    ],
-)
-async def test_refused_forms(web: HttpBench, offer: str, form: dict[str, str], param: str | None) -> None:
-    given_form = form if param == "sdp" or "sdp" in form else {"sdp": offer, **form}
-    answer = await web.http.post(URL, files={name: (None, text) for name, text in given_form.items()})
-    assert answer.status_code in (400, 404), answer.text
-    assert answer.json()["error"]["param"] == param
-
-
-async def test_another_model(web: HttpBench, offer: str) -> None:
-    answer = await web.http.post(f"{URL}?model=gpt-realtime", content=offer, headers=SDP)
-    assert answer.status_code == 404
+        (
+            {"sdp": offer, "session": '{"audio": {"output": {"voice": "Nobody"}}}'},
+            "session.audio.output.voice",
+        ),
+        ({"sdp": offer, "session": '{"model": "other"}'}, "session.model"),
+    ]
+    for form, param in forms:
+        answer = await web.http.post(URL, files={name: (None, text) for name, text in form.items()})
+        assert answer.status_code in (400, 404), answer.text
+        assert answer.json()["error"]["param"] == param
 
 
 async def test_calls_and_websockets_count_together(configure: Configure, monkeypatch: Patch) -> None:
@@ -259,28 +253,13 @@ async def test_a_gateway_without_calls_says_what_is_needed(configure: Configure,
             assert "omnirelay-server[webrtc]" in answer.json()["error"]["message"]
 
 
-WITHOUT = """
-import sys
-sys.modules["aiortc"] = None
-from gateway.access.access import Access
-from gateway.fairness.uploads import UploadRoom
-from gateway.http.app import make_app
-from gateway.http.context import HttpContext
-from omnirelay.errors import MissingPackageError
-from shared.config import Config
-
-config = Config.model_validate({"gateway": {"webrtc": {"enabled": True}}})
-try:
-    make_app(HttpContext(None, config, lambda: None, UploadRoom(1), Access(config), "m"))
-except MissingPackageError as error:
-    print(error)
-"""
-
-
 def test_calls_need_the_extra() -> None:
-    # In a process of its own: imported modules would stay.
-    told = subprocess.run([sys.executable, "-c", WITHOUT], capture_output=True, text=True, check=True)
-    assert "pip install 'omnirelay-server[webrtc]'" in told.stdout
+    config = Config.model_validate({"gateway": {"webrtc": {"enabled": True}}})
+    with mock.patch.dict(sys.modules, {"aiortc": None}):
+        for loaded in [name for name in sys.modules if name.startswith("gateway.http.realtime.webrtc.")]:
+            del sys.modules[loaded]
+        with pytest.raises(MissingPackageError, match=r"pip install 'omnirelay-server\[webrtc\]'"):
+            app_of(config)
 
 
 def test_answers_name_the_addresses_that_clients_reach() -> None:

@@ -23,23 +23,19 @@ from pydantic import BaseModel
 from starlette.applications import Starlette
 from starlette.routing import Route, WebSocketRoute
 
-from gateway.access.access import Access
 from gateway.access.api_keys import ApiKeys, EphemeralKeys
 from gateway.access.certificate import ServerTls
 from gateway.dispatch.registry import StageRegistry
-from gateway.fairness.uploads import UploadRoom
-from gateway.http.app import make_app
-from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import FORMATS
 from gateway.http.openapi import DESCRIBED, describe
 from gateway.requests.history import RequestReport
 from gateway.requests.lifecycle import StateCounts
 from gateway.requests.metrics import GatewayMetrics
 from omnirelay.cli.main import main
-from shared.config import DEFAULT_CHECKPOINT, Config, TlsConfig
+from shared.config import DEFAULT_CHECKPOINT, TlsConfig
 from tests.gateway.bench import Configure, Patch, bench, keys_file
 from tests.gateway.fake_stages import SPEAKERS
-from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import HI, MODEL, HttpBench, app_of, http_bench, http_gateway, speaking
 from tests.gateway.test_tls import Certified
 from tests.support.children import ROOT
 from tests.support.media import spoken
@@ -87,12 +83,6 @@ def test_each_field_of_a_body_is_described(name: str) -> None:
 
 def test_formats() -> None:
     assert first_cells(section("api-speech", "Formats")) == set(FORMATS)
-
-
-def app_of(config: Config) -> Starlette:
-    """An application whose endpoints are not called."""
-    context = HttpContext(None, config, lambda: None, UploadRoom(1), Access(config), "m")  # type: ignore[arg-type,return-value]
-    return make_app(context)
 
 
 def routes_of(app: Starlette) -> list[Route | WebSocketRoute]:

@@ -1,4 +1,4 @@
-"""HTTP clients that go away, do not read, do not write, or write what is no HTTP; and stages that die."""
+"""HTTP clients that go away, do not read, write no HTTP, or name other hosts; and stages that die."""
 
 import asyncio
 import codecs
@@ -16,10 +16,11 @@ import pytest
 from gateway.fairness import uploads
 from gateway.http import answer as answer_module
 from gateway.http import streams
+from shared.config import Config
 from shared.http import protocol
 from tests.gateway.bench import Configure, Log, Patch
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway
+from tests.gateway.http_bench import HI, MODEL, HttpBench, app_of, events_in, http_bench, http_gateway
 
 SPEECH = {"model": MODEL, "messages": HI, "stream": True, "modalities": ["text", "audio"]}
 
@@ -42,13 +43,6 @@ def http(path: str, body: bytes = b"", *headers: str, method: str = "POST") -> b
 
 def chat(**fields: Any) -> bytes:
     return http("/v1/chat/completions", json.dumps({**SPEECH, **fields}).encode())
-
-
-async def events_of(response: httpx.Response) -> list[Any]:
-    """The objects of a stream, which must end as it should."""
-    lines = [line async for line in response.aiter_lines() if line.startswith("data:")]
-    assert lines.pop() == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines]
 
 
 @pytest.mark.parametrize("stream", [True, False])
@@ -92,14 +86,8 @@ async def tail(reader: asyncio.StreamReader) -> bytes:
     return last
 
 
-async def whole_stream(b: HttpBench) -> list[Any]:
-    async with b.http.stream("POST", "/v1/chat/completions", json=SPEECH) as response:
-        assert response.status_code == 200
-        return await events_of(response)
-
-
 async def test_a_gateway_that_stops_tells_its_clients(web: HttpBench) -> None:
-    answer = asyncio.create_task(whole_stream(web))
+    answer = asyncio.create_task(web.post(**SPEECH))
     waiting = asyncio.create_task(web.post())
     request = await web.stages.request(0)
     await web.stages.request(1)
@@ -111,7 +99,9 @@ async def test_a_gateway_that_stops_tells_its_clients(web: HttpBench) -> None:
     http = web.process._http
     assert http is not None
     await http.close()
-    assert (await answer)[-1]["error"]["code"] == "cancelled"
+    told = (await answer).text
+    assert events_in(told)[-1]["error"]["code"] == "cancelled"
+    assert told.endswith("data: [DONE]\n\n")
     assert (await waiting).status_code == 503
     with pytest.raises(httpx.ConnectError):
         await web.http.get("/livez")
@@ -148,17 +138,6 @@ async def test_a_stream_that_waits_in_line_has_headers_and_says_that_it_is_there
             told = [line async for line in lines if line.startswith("data:")]
         assert json.loads(told[0].removeprefix("data: "))["error"]["code"] == "media_invalid"
         assert told[1:] == ["data: [DONE]"]
-
-
-async def test_a_quiet_stream_says_that_it_is_there(web: HttpBench, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(streams, "PING_S", 0.02)
-
-    async with raw(web) as (reader, writer):
-        writer.write(chat())
-        request = await web.stages.request(0)
-        await web.stages.text(request.request_id, 0, web.encode("Hello"))
-        await reader.readuntil(b"Hello")
-        await reader.readuntil(b": keep-alive\n\n")
 
 
 async def test_unexpected_errors_are_answered_too(web: HttpBench, monkeypatch: Patch, caplog: Log) -> None:
@@ -291,3 +270,49 @@ async def test_a_body_that_breaks_off_is_no_error_of_ours(web: HttpBench, caplog
         writer.write(b"zz\r\n")
         assert b"not_found" in await hung_up_on(reader)
     assert [record for record in caplog.records if record.levelno >= logging.ERROR] == []
+
+
+LOCAL = {"LOCALHOST": 200, "127.9.9.9": 200, "[::1]": 200}
+
+
+@pytest.mark.parametrize(
+    ("gateway", "statuses"),
+    [
+        (
+            {"http_origins": ["https://chat.example"]},
+            {"evil.example": 403, "127.0.0.1.evil.example": 403, "chat.example": 200, **LOCAL},
+        ),
+        ({"http": "tcp://0.0.0.0:8000"}, {"evil.example": 200}),
+        ({"http": "tcp://0.0.0.0:8000", "http_hosts": []}, {"evil.example": 403, "192.0.2.1": 403, **LOCAL}),
+        (
+            {"http": "tcp://0.0.0.0:8000", "http_hosts": ["gateway", "2001:db8::1"]},
+            {"evil.example": 403, "gateway": 200, "[2001:DB8::1]": 200},
+        ),
+    ],
+)
+async def test_a_gateway_answers_for_its_own_hosts_and_those_that_it_is_given(
+    gateway: dict[str, Any], statuses: dict[str, int]
+) -> None:
+    app = httpx.ASGITransport(app_of(Config.model_validate({"gateway": gateway})))
+    async with httpx.AsyncClient(transport=app, base_url="http://localhost") as http:
+        for host, status in statuses.items():
+            answer = await http.get("/livez", headers={"Host": f"{host}:8000"})
+            assert answer.status_code == status, host
+            assert status == 200 or answer.json()["error"]["code"] == "origin_refused"
+
+
+async def test_nobody_may_frame_or_extend_the_page() -> None:
+    app = httpx.ASGITransport(app_of(Config()))
+    async with httpx.AsyncClient(transport=app, base_url="http://localhost") as http:
+        page = await http.get("/")
+        policy = page.headers["content-security-policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self';" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert page.headers["x-content-type-options"] == "nosniff"
+        assert page.headers["referrer-policy"] == "no-referrer"
+        assert (await http.get("/", headers={"If-None-Match": page.headers["etag"]})).status_code == 304
+        for name in ("app.js", "style.css", "icon.svg"):
+            assert (await http.get(f"/page/{name}")).headers["content-security-policy"] == policy
+        for path in ("/page/none.js", "/page/..%2f__init__.py", "/page/__init__.py"):
+            assert (await http.get(path)).status_code == 404

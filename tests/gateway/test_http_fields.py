@@ -21,6 +21,7 @@ TOOL = {"type": "function", "function": {"name": "weather", "parameters": {"type
 CALL = {"id": "1", "type": "function", "function": {"name": "weather", "arguments": '{"city": "Ulm"}'}}
 
 
+SPOKEN: dict[str, Any] = {"modalities": ["text", "audio"]}
 PCM16 = {"type": "input_audio", "input_audio": {"data": "", "format": "pcm16"}}
 
 
@@ -174,6 +175,13 @@ def test_what_changes_nothing_is_passed_over() -> None:
     ("fields", "param"),
     [
         ({"n": 2, "modalities": ["text", "audio"]}, "n"),
+        ({"n": 2, "stream": True, "resumable": True}, "n"),
+        (
+            {"n": 2, "stream_options": {"continuous_usage_stats": True}},
+            "stream_options.continuous_usage_stats",
+        ),
+        ({"resumable": True, "stream": True, "tools": [TOOL]}, "resumable"),
+        ({"resumable": True, "stream": True, **SPOKEN, "audio": {"format": "mp3"}}, "resumable"),
         ({"tools": [TOOL], "modalities": ["text", "audio"]}, "tools"),
         ({"modalities": ["audio"]}, "modalities"),
         ({"modalities": []}, "modalities"),
@@ -195,6 +203,10 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
     ("fields", "param"),
     [
         ({"model": None}, "model"),
+        ({"resumable": True}, "resumable"),
+        ({"resume": {"request_id": "earlier"}}, "resume"),
+        ({"resumable": True, "stream": True, "resume": {"request_id": "earlier", "what": 1}}, "resume.what"),
+        ({"resumable": True, "stream": True, "resume": {}}, "resume.request_id"),
         ({"model": 5}, "model"),
         ({"n": 9}, "n"),
         ({"n": 0}, "n"),

@@ -2,7 +2,6 @@
 
 import asyncio
 import base64
-import json
 from typing import Any
 
 import openai
@@ -17,19 +16,15 @@ from tests.gateway.http_bench import (
     HI,
     MODEL,
     HttpBench,
-    cut,
     decoded,
+    events_in,
     from_base64,
     http_bench,
     http_gateway,
     likeness,
-    melody,
-    speaking,
 )
+from tests.gateway.realtime import ANSWER, SAID
 
-SAID = melody(1.2)
-CHUNKS = cut(SAID, [5760, 11520])
-ANSWER = "How are you? 😀"
 BOTH: Any = {"modalities": ["text", "audio"]}
 
 
@@ -38,31 +33,30 @@ async def chunks_of(b: HttpBench, **fields: Any) -> list[ChatCompletionChunk]:
     return [chunk async for chunk in stream]
 
 
-async def test_a_text_answer(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS):
-        raw = await web.ai.chat.completions.with_raw_response.create(
-            model=MODEL, messages=HI, temperature=0.5, seed=7, extra_body={"top_k": 5, "priority": 2}
-        )
-        answer = raw.parse()
-        request = web.stages.requests[0]
-        assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 5)
-        assert (request.seed, request.priority, request.speech) == (7, 2, None)
-        assert answer.id == f"chatcmpl-{request.request_id}"
-        assert raw.request_id == request.request_id
-        assert (answer.object, answer.model) == ("chat.completion", MODEL)
-        [choice] = answer.choices
-        assert (choice.message.role, choice.message.content) == ("assistant", ANSWER)
-        assert (choice.finish_reason, choice.message.audio) == ("stop", None)
-        usage = answer.usage
-        assert usage is not None
-        tokens = len(web.encode(ANSWER))
-        assert (usage.prompt_tokens, usage.completion_tokens) == (len(request.prompt_token_ids), tokens)
-        assert usage.total_tokens == usage.prompt_tokens + tokens
-        assert usage.prompt_tokens_details is not None
-        assert usage.prompt_tokens_details.cached_tokens == 3
-        assert usage.completion_tokens_details is not None
-        assert usage.completion_tokens_details.text_tokens == tokens
-        assert usage.completion_tokens_details.audio_tokens == 0
+async def test_a_text_answer(web: HttpBench, answers: None) -> None:
+    raw = await web.ai.chat.completions.with_raw_response.create(
+        model=MODEL, messages=HI, temperature=0.5, seed=7, extra_body={"top_k": 5, "priority": 2}
+    )
+    answer = raw.parse()
+    request = web.stages.requests[0]
+    assert (request.sampling.temperature, request.sampling.top_k) == (0.5, 5)
+    assert (request.seed, request.priority, request.speech) == (7, 2, None)
+    assert answer.id == f"chatcmpl-{request.request_id}"
+    assert raw.request_id == request.request_id
+    assert (answer.object, answer.model) == ("chat.completion", MODEL)
+    [choice] = answer.choices
+    assert (choice.message.role, choice.message.content) == ("assistant", ANSWER)
+    assert (choice.finish_reason, choice.message.audio) == ("stop", None)
+    usage = answer.usage
+    assert usage is not None
+    tokens = len(web.encode(ANSWER))
+    assert (usage.prompt_tokens, usage.completion_tokens) == (len(request.prompt_token_ids), tokens)
+    assert usage.total_tokens == usage.prompt_tokens + tokens
+    assert usage.prompt_tokens_details is not None
+    assert usage.prompt_tokens_details.cached_tokens == 3
+    assert usage.completion_tokens_details is not None
+    assert usage.completion_tokens_details.text_tokens == tokens
+    assert usage.completion_tokens_details.audio_tokens == 0
 
 
 async def test_a_text_answer_streamed(web: HttpBench) -> None:
@@ -94,11 +88,10 @@ async def first_words(b: HttpBench, words: list[str]) -> None:
         await b.stages.text(request.request_id, seq, b.encode(word))
 
 
-async def test_a_spoken_answer_in_every_format(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS):
-        for form in FORMATS:
-            await whole(web, form)
-            await streamed(web, form)
+async def test_a_spoken_answer_in_every_format(web: HttpBench, answers: None) -> None:
+    for form in FORMATS:
+        await whole(web, form)
+        await streamed(web, form)
 
 
 async def whole(b: HttpBench, form: AudioFormat) -> None:
@@ -148,29 +141,26 @@ async def test_speech_cut_short_is_told(web: HttpBench) -> None:
     assert answer.choices[0].finish_reason == "length"
 
 
-async def test_text_to_speech(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS):
-        for form in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
-            how: Any = {"model": MODEL, "input": "Hi", "voice": "Chelsie", "response_format": form}
-            async with web.ai.audio.speech.with_streaming_response.create(**how) as response:
-                pieces = [piece async for piece in response.iter_bytes()]
-            assert response.headers["content-type"].startswith("audio/")
-            assert len(pieces) >= 2
-            check(b"".join(pieces), form)
-        check((await web.ai.audio.speech.create(**how)).content, form)
+async def test_text_to_speech(web: HttpBench, answers: None) -> None:
+    for form in ("mp3", "opus", "aac", "flac", "wav", "pcm"):
+        how: Any = {"model": MODEL, "input": "Hi", "voice": "Chelsie", "response_format": form}
+        async with web.ai.audio.speech.with_streaming_response.create(**how) as response:
+            pieces = [piece async for piece in response.iter_bytes()]
+        assert response.headers["content-type"].startswith("audio/")
+        assert len(pieces) >= 2
+        check(b"".join(pieces), form)
+    check((await web.ai.audio.speech.create(**how)).content, form)
 
 
-async def test_text_to_speech_as_events(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS):
-        async with web.ai.audio.speech.with_streaming_response.create(
-            model=MODEL, input="Good morning", voice="Ethan", response_format="wav", stream_format="sse"
-        ) as response:
-            lines = [line async for line in response.iter_lines() if line.startswith("data: {")]
-        events = [json.loads(line.removeprefix("data: ")) for line in lines]
-        assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
-        check(from_base64(event["audio"] for event in events[:-1]), "wav")
-        assert events[-1]["type"] == "speech.audio.done"
-        assert events[-1]["usage"]["output_tokens"] == 10 + len(web.encode("Good morning")) + 1
+async def test_text_to_speech_as_events(web: HttpBench, answers: None) -> None:
+    async with web.ai.audio.speech.with_streaming_response.create(
+        model=MODEL, input="Good morning", voice="Ethan", response_format="wav", stream_format="sse"
+    ) as response:
+        events = events_in(await response.text())
+    assert {event["type"] for event in events[:-1]} == {"speech.audio.delta"}
+    check(from_base64(event["audio"] for event in events[:-1]), "wav")
+    assert events[-1]["type"] == "speech.audio.done"
+    assert events[-1]["usage"]["output_tokens"] == 10 + len(web.encode("Good morning")) + 1
 
 
 async def test_errors_are_the_clients_own_classes(configure: Configure) -> None:
@@ -289,44 +279,26 @@ async def test_log_probabilities(web: HttpBench) -> None:
     assert (await plain).choices[0].logprobs is None
 
 
-async def test_each_chunk_counts_the_tokens_so_far(web: HttpBench) -> None:
+async def test_each_chunk_counts_the_tokens_so_far(web: HttpBench, answers: None) -> None:
     """As guidellm asks for, always."""
-
-    async with speaking(web, ANSWER, CHUNKS):
-        both = {"include_usage": True, "continuous_usage_stats": True}
-        chunks = await chunks_of(web, extra_body={"stream_options": both})
-        last = chunks[-1].usage
-        assert last is not None
-        for chunk in chunks:
-            assert chunk.usage is not None
-            assert chunk.usage.prompt_tokens == last.prompt_tokens
-            assert chunk.usage.completion_tokens <= last.completion_tokens
-            assert chunk.usage.total_tokens == last.prompt_tokens + chunk.usage.completion_tokens
-        assert chunks[-2].usage is not None
-        assert chunks[-2].usage.completion_tokens == last.completion_tokens
-        alone = await chunks_of(web, extra_body={"stream_options": {"continuous_usage_stats": True}})
-        assert [chunk.usage for chunk in alone] == [None] * len(alone)
+    both = {"include_usage": True, "continuous_usage_stats": True}
+    chunks = await chunks_of(web, extra_body={"stream_options": both})
+    last = chunks[-1].usage
+    assert last is not None
+    for chunk in chunks:
+        assert chunk.usage is not None
+        assert chunk.usage.prompt_tokens == last.prompt_tokens
+        assert chunk.usage.completion_tokens <= last.completion_tokens
+        assert chunk.usage.total_tokens == last.prompt_tokens + chunk.usage.completion_tokens
+    assert chunks[-2].usage is not None
+    assert chunks[-2].usage.completion_tokens == last.completion_tokens
+    alone = await chunks_of(web, extra_body={"stream_options": {"continuous_usage_stats": True}})
+    assert [chunk.usage for chunk in alone] == [None] * len(alone)
 
 
-async def test_an_error_in_a_stream_is_raised(web: HttpBench) -> None:
-    fields: Any = {"model": MODEL, "messages": HI, "stream": True, **BOTH}
-    opening = asyncio.create_task(web.ai.chat.completions.create(**fields))
-    request = await web.stages.request(0)
-    await web.stages.text(request.request_id, 0, web.encode("Hel"))
-    stream = await opening
-    assert (await anext(stream)).choices[0].delta.role == "assistant"
-    await web.stages.fail(request.request_id, "talker", "stage_failed", "it broke")
-    with pytest.raises(openai.APIError, match="talker: it broke") as raised:
-        async for _ in stream:
-            pass
-    assert raised.value.code == "stage_failed"
-    await web.stages.aborted(request.request_id)
-
-
-async def test_chunks_with_speech_say_what_they_bring(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS):
-        for chunk in await chunks_of(web, **BOTH):
-            told: Any = chunk
-            audio = getattr(told.choices[0].delta, "audio", None)
-            assert told.modality == ("audio" if getattr(audio, "data", None) else "text")
-        assert not any(hasattr(chunk, "modality") for chunk in await chunks_of(web))
+async def test_chunks_with_speech_say_what_they_bring(web: HttpBench, answers: None) -> None:
+    for chunk in await chunks_of(web, **BOTH):
+        told: Any = chunk
+        audio = getattr(told.choices[0].delta, "audio", None)
+        assert told.modality == ("audio" if getattr(audio, "data", None) else "text")
+    assert not any(hasattr(chunk, "modality") for chunk in await chunks_of(web))

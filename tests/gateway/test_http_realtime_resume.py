@@ -20,7 +20,7 @@ from shared.config import Config
 from shared.messages import ThinkRequest
 from tests.gateway.bench import KEY, OTHER, Configure, Patch
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 from tests.gateway.realtime import ANSWER, CHUNKS, HELLO, PUSH_TO_TALK, TONE, ask, idle, recording, talking
 
 
@@ -119,6 +119,13 @@ async def calling(config: Config, key: str | None = None) -> AsyncIterator[tuple
             await caller.socket.close()
 
 
+@pytest.fixture(name="caller")
+async def _caller(web: HttpBench) -> AsyncIterator[Caller]:
+    caller = await Caller(web).begin()
+    yield caller
+    await caller.socket.close()
+
+
 def detached(b: HttpBench, connection: str = "detached") -> float:
     return b.process.gateway.metrics.sessions.labels(connection)._value.get()
 
@@ -181,38 +188,36 @@ async def test_an_answer_goes_on_and_no_event_is_lost_or_comes_twice(configure: 
     assert len(set(told.values())) == 1
 
 
-async def test_a_question_that_is_cut_is_heard_whole(configure: Configure) -> None:
-    async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
-        pieces = [TONE[at : at + 1200] for at in range(0, len(TONE), 1200)]
-        for number, piece in enumerate(pieces):
-            await caller.say(piece)
-            if number in {5, 9}:
-                # What was sent last may have arrived, or not.
-                await lose(b, caller)
-                await caller.resume()
-        await caller.send("input_audio_buffer.commit")
-        await caller.send("response.create")
-        await caller.take("response.done")
-        assert [recording(item) for item in b.stages.requests[0].media] == [TONE]
-
-
-async def test_an_idle_session_is_as_it_was(configure: Configure) -> None:
-    async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
-        await caller.send("conversation.item.create", item={**HELLO, "id": "item_kept"})
-        await caller.take("conversation.item.done")
-        for _ in "123":
-            await lose(b, caller)
+async def test_a_question_that_is_cut_is_heard_whole(web: HttpBench, answers: None, caller: Caller) -> None:
+    pieces = [TONE[at : at + 1200] for at in range(0, len(TONE), 1200)]
+    for number, piece in enumerate(pieces):
+        await caller.say(piece)
+        if number in {5, 9}:
+            # What was sent last may have arrived, or not.
+            await lose(web, caller)
             await caller.resume()
-        await caller.send("conversation.item.retrieve", item_id="item_kept")
-        kept = await caller.take("conversation.item.retrieved")
-        assert kept["item"]["content"][0]["text"] == "Hello"
-        # The settings, too: with turn detection this would say that speech has begun.
-        await caller.say(TONE)
-        await caller.send("input_audio_buffer.commit")
-        assert (await caller.take("input_audio_buffer.committed"))["previous_item_id"] == "item_kept"
-        await caller.socket.close()
-        await idle(b)
-        assert detached(b) == 0
+    await caller.send("input_audio_buffer.commit")
+    await caller.send("response.create")
+    await caller.take("response.done")
+    assert [recording(item) for item in web.stages.requests[0].media] == [TONE]
+
+
+async def test_an_idle_session_is_as_it_was(web: HttpBench, answers: None, caller: Caller) -> None:
+    await caller.send("conversation.item.create", item={**HELLO, "id": "item_kept"})
+    await caller.take("conversation.item.done")
+    for _ in "123":
+        await lose(web, caller)
+        await caller.resume()
+    await caller.send("conversation.item.retrieve", item_id="item_kept")
+    kept = await caller.take("conversation.item.retrieved")
+    assert kept["item"]["content"][0]["text"] == "Hello"
+    # The settings, too: with turn detection this would say that speech has begun.
+    await caller.say(TONE)
+    await caller.send("input_audio_buffer.commit")
+    assert (await caller.take("input_audio_buffer.committed"))["previous_item_id"] == "item_kept"
+    await caller.socket.close()
+    await idle(web)
+    assert detached(web) == 0
 
 
 async def test_only_the_owner_resumes_a_session(configure: Configure, keys: str) -> None:
@@ -284,24 +289,22 @@ async def test_sessions_without_kept_events_end(configure: Configure, monkeypatc
         assert "has ended" in error["message"]
 
 
-async def test_a_malformed_number_ends_no_session(configure: Configure) -> None:
-    async with calling(configure(http_gateway())) as (_, caller):
-        for after in ("-1", "x", "", "9" * 5000):
-            with pytest.raises(InvalidStatus) as refusal:
-                await caller.dial(f"session_id={caller.id}&starting_after={after}", caller.secret)
-            assert b'"param":"starting_after"' in refusal.value.response.body
-        await caller.resume()
+async def test_a_malformed_number_ends_no_session(caller: Caller) -> None:
+    for after in ("-1", "x", "", "9" * 5000):
+        with pytest.raises(InvalidStatus) as refusal:
+            await caller.dial(f"session_id={caller.id}&starting_after={after}", caller.secret)
+        assert b'"param":"starting_after"' in refusal.value.response.body
+    await caller.resume()
 
 
-async def test_a_session_that_is_replaced_hands_over_its_connection(configure: Configure) -> None:
-    async with calling(configure(http_gateway())) as (b, caller):
-        older = caller.socket
-        await refused(caller, f"session_id={caller.id}&starting_after=99", caller.secret)
-        with pytest.raises(ConnectionClosed) as closed:
-            await older.recv()
-        assert closed.value.rcvd is not None
-        assert closed.value.rcvd.reason == "taken_over"
-        await until(lambda: (connected(b), detached(b)) == (1, 0))
+async def test_a_session_that_is_replaced_hands_over_its_connection(web: HttpBench, caller: Caller) -> None:
+    older = caller.socket
+    await refused(caller, f"session_id={caller.id}&starting_after=99", caller.secret)
+    with pytest.raises(ConnectionClosed) as closed:
+        await older.recv()
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.reason == "taken_over"
+    await until(lambda: (connected(web), detached(web)) == (1, 0))
 
 
 async def test_nothing_is_held_for_a_session_that_ended(configure: Configure, monkeypatch: Patch) -> None:
@@ -328,29 +331,27 @@ async def test_nothing_is_held_for_a_session_that_ended(configure: Configure, mo
         await idle(b)
 
 
-async def test_the_newer_connection_takes_over(configure: Configure) -> None:
-    async with calling(configure(http_gateway())) as (b, caller), speaking(b, ANSWER, CHUNKS):
-        for _ in "123":
-            older = caller.socket
-            await caller.resume()
-            with pytest.raises(ConnectionClosed) as closed:
-                await older.recv()
-            assert closed.value.rcvd is not None
-            assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "taken_over")
-        await caller.ask(b)
-        await caller.take("response.done")
-        assert (resumes(b, "taken_over"), detached(b)) == (3, 0)
+async def test_the_newer_connection_takes_over(web: HttpBench, answers: None, caller: Caller) -> None:
+    for _ in "123":
+        older = caller.socket
+        await caller.resume()
+        with pytest.raises(ConnectionClosed) as closed:
+            await older.recv()
+        assert closed.value.rcvd is not None
+        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "taken_over")
+    await caller.ask(web)
+    await caller.take("response.done")
+    assert (resumes(web, "taken_over"), detached(web)) == (3, 0)
 
 
-async def test_a_gateway_that_stops_waits_for_nobody(configure: Configure) -> None:
-    async with calling(configure(http_gateway())) as (b, caller):
-        request = await caller.ask(b)
-        await lose(b, caller)
-        draining = asyncio.create_task(b.process.drain(60, asyncio.Event()))
-        await b.stages.aborted(request.request_id)
-        await draining
-        await idle(b)
-        assert (detached(b), resumes(b, "expired")) == (0, 1)
+async def test_a_gateway_that_stops_waits_for_nobody(web: HttpBench, caller: Caller) -> None:
+    request = await caller.ask(web)
+    await lose(web, caller)
+    draining = asyncio.create_task(web.process.drain(60, asyncio.Event()))
+    await web.stages.aborted(request.request_id)
+    await draining
+    await idle(web)
+    assert (detached(web), resumes(web, "expired")) == (0, 1)
 
 
 async def test_sessions_without_a_connection_count(configure: Configure, monkeypatch: Patch) -> None:

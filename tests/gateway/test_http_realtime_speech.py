@@ -1,7 +1,9 @@
-"""What sessions hear and speak: G.711, faster or slower speech, and the words that are kept of it."""
+"""What sessions hear and speak: G.711, faster or slower speech, and what is kept of words and of items."""
 
+import asyncio
 import base64
 import itertools
+import math
 from typing import Any
 
 import numpy as np
@@ -10,11 +12,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
+from gateway.fairness.quota import Hold, MemoryBudget
 from gateway.http.encoding import tempo
 from gateway.http.encoding.g711 import G711Decoder, G711Encoder, Law, to_codes
-from gateway.http.realtime.settings import Settings, refuse
+from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
+from gateway.http.realtime.input.buffers import InputAudio
+from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item
 from gateway.http.realtime.speech import CHARACTER_MS, SentSpeech
-from omnirelay.errors import InvalidRequestError
+from omnirelay.content import AudioPart, TextPart
+from omnirelay.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
+from shared.config import MediaConfig
 from shared.messages import SAMPLE_RATE
 from tests.gateway.bench import Patch
 from tests.gateway.http_bench import HttpBench, speaking
@@ -81,26 +88,6 @@ async def test_a_sound_has_the_sessions_format(web: HttpBench, c: Connection) ->
         assert (await error_of(c)).param == "item.content[0].audio"
         await ask(c)
     assert recording(web.stages.requests[0].media[0]) == G711Decoder("pcma").push(bytes(range(256)))
-
-
-@pytest.mark.parametrize(
-    ("session", "param"),
-    [
-        ({"audio": {"output": {"format": {"type": "audio/opus"}}}}, "session.audio.output.format.type"),
-        (
-            {"audio": {"input": {"format": {"type": "audio/pcmu", "rate": 24000}}}},
-            "session.audio.input.format.rate",
-        ),
-        ({"audio": {"output": {"format": {"rate": 16000}}}}, "session.audio.output.format.rate"),
-        ({"input_audio_format": "g711"}, "session.audio.input.format"),
-        ({"audio": {"output": {"speed": 1.6}}}, "session.audio.output.speed"),
-        ({"audio": {"output": {"speed": 0.2}}}, "session.audio.output.speed"),
-    ],
-)
-def test_formats_that_are_refused(session: dict[str, Any], param: str) -> None:
-    with pytest.raises(InvalidRequestError) as raised:
-        Settings().changed(session, "session", lambda _: None, refuse)
-    assert raised.value.param == param
 
 
 @pytest.mark.parametrize("speed", [0.5, 1.5])
@@ -221,3 +208,69 @@ def test_what_is_kept_grows_with_time(text: str, sizes: list[int], share: float,
     assert text.startswith(heard)
     assert heard == kept(share, [pcm])
     assert kept(share / 2, pieces) == heard[: len(kept(share / 2, pieces))]
+
+
+def held(limit: int = 10**9) -> Hold:
+    return MemoryBudget(limit, lambda: 100).of("")
+
+
+@given(st.lists(st.integers(0, 3000), max_size=12), st.integers(1, 8000))
+def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) -> None:
+    room = held()
+    audio = InputAudio(MediaConfig(max_audio_seconds=limit / BYTES_PER_S), room)
+    kept = b""
+    for at, size in enumerate(sizes):
+        piece = bytes([at + 1]) * size
+        try:
+            asyncio.run(audio.append(piece))
+        except MediaTooLargeError:
+            assert len(kept) + size > math.floor(limit / BYTES_PER_S * BYTES_PER_S)
+        else:
+            kept += piece
+        assert room.budget.total == len(kept)
+    if not kept or len(kept) % 2:
+        with pytest.raises(InvalidRequestError):
+            audio.commit()
+        audio.clear()
+    else:
+        wav, hold = audio.commit()
+        assert bytes(wav[HEADER_BYTES:]) == kept
+        hold.release()
+    assert room.budget.total == 0
+
+
+@given(st.lists(st.sampled_from(["text", "sound", "drop"]), max_size=30))
+def test_a_conversation_always_fits_into_a_request(steps: list[str]) -> None:
+    room = held(5000)
+    media = MediaConfig(max_audios=2, max_request_bytes=1000, max_item_bytes=1000)
+    conversation = RealtimeConversation(media, room)
+    items: list[Item] = []
+    for step in steps:
+        if step == "drop" and items:
+            conversation.remove(items.pop(0).id)
+            continue
+        part = AudioPart(data=memoryview(bytes(300))) if step == "sound" else TextPart("x" * 100)
+        item = Item("user", [part], [])
+        assert conversation.add(item) == (items[-1].id if items else None)
+        items.append(item)
+        forgotten = conversation.make_room()
+        assert forgotten == items[: len(forgotten)]
+        items = items[len(forgotten) :]
+        assert len(conversation.messages()) == len(items) <= MAX_ITEMS
+        assert room.budget.total == sum(each.weight for each in items) <= 1000
+        assert sum(isinstance(each.parts[0], AudioPart) for each in items) <= 2
+    conversation.clear()
+    assert room.budget.total == 0
+
+
+def test_no_more_is_kept_than_there_is_room_for_all() -> None:
+    room = held(500)
+    first, second = RealtimeConversation(MediaConfig(), room), RealtimeConversation(MediaConfig(), room)
+    first.add(Item("user", [TextPart("x" * 400)], []))
+    with pytest.raises(BusyError):
+        second.add(Item("user", [TextPart("x" * 400)], []))
+    with pytest.raises(OmniRelayError):
+        first.get("nobody")
+    first.clear()
+    second.add(Item("user", [TextPart("x" * 400)], []))
+    assert room.budget.total == 400

@@ -247,48 +247,54 @@ async def test_older_videos_leave_and_their_sound_stays(configure: Configure, li
         await idle(b)
 
 
-def in_base64(image: bytes) -> str:
-    return base64.b64encode(image).decode()
-
-
 JPEG, (PNG,) = SEEN[0], frames(1, form="png")
-LARGE = frames(1, 1600, 1600)[0]
 EMPTY = b"\xff\xe1\x00\x02"
 """A segment of a JPEG file."""
-WRONG: dict[str, tuple[dict[str, Any], str, str]] = {
-    "no picture": ({"image": in_base64(b"hi")}, "media_invalid", "image"),
-    "no base64": ({"image": "?"}, "invalid_request", "image"),
-    "nothing": ({}, "invalid_request", "image"),
-    "half a JPEG": ({"image": in_base64(JPEG[:-9])}, "media_invalid", "image"),
-    "half a PNG": ({"image": in_base64(PNG[:-9])}, "media_invalid", "image"),
-    "a JPEG of many empty segments": (
-        {"image": in_base64(JPEG[:2] + 1000 * EMPTY + JPEG[2:])},
-        "media_invalid",
-        "image",
-    ),
-    "a time before the session": ({"image": in_base64(JPEG), "time_ms": -1}, "invalid_request", "time_ms"),
-    "a time that would hide all that comes": (
-        {"image": in_base64(JPEG), "time_ms": 30_001},
-        "invalid_request",
-        "time_ms",
-    ),
-    "too many bytes": ({"image": in_base64(JPEG.ljust(MAX_FRAME_BYTES + 1))}, "media_too_large", "image"),
-    "too many pixels": ({"image": in_base64(LARGE)}, "media_too_large", "image"),
-}
 
 
-@pytest.mark.parametrize("what", WRONG)
-async def test_a_frame_that_is_refused(configure: Configure, what: str) -> None:
-    media = {"realtime_video_tokens": 4096}
-    async with http_bench(configure(http_gateway(), media)) as b, talking(b) as c:
-        fields, code, param = WRONG[what]
+@pytest.mark.parametrize(
+    ("data", "kind"),
+    [
+        (b"hi", MediaError),
+        (JPEG[:-9], MediaError),
+        (PNG[:-9], MediaError),
+        # Many empty segments before the size.
+        (JPEG[:2] + 1000 * EMPTY + JPEG[2:], MediaError),
+        (JPEG.ljust(MAX_FRAME_BYTES + 1), MediaTooLargeError),
+        # Too many pixels.
+        (frames(1, 1600, 1600)[0], MediaTooLargeError),
+    ],
+    ids=["no picture", "half a JPEG", "half a PNG", "segments", "bytes", "pixels"],
+)
+def test_a_frame_that_is_refused(data: bytes, kind: type[MediaError]) -> None:
+    budget = MemoryBudget(2**30, lambda: 1)
+    video = video_of(budget, realtime_video_tokens=4096)
+    with pytest.raises(MediaError) as refused:
+        video.append(data, 0)
+    assert (type(refused.value), refused.value.param) == (kind, "image")
+    assert budget.total == 0
+    video.append(JPEG, 0)
+    assert budget.total == len(JPEG)
+
+
+async def test_frames_that_are_refused_end_no_session(web: HttpBench, c: Connection) -> None:
+    image = base64.b64encode(JPEG).decode()
+    wrong: list[tuple[dict[str, Any], str, str]] = [
+        ({"image": base64.b64encode(JPEG[:-9]).decode()}, "media_invalid", "image"),
+        ({"image": "?"}, "invalid_request", "image"),
+        ({}, "invalid_request", "image"),
+        ({"image": image, "time_ms": -1}, "invalid_request", "time_ms"),
+        # A time that would hide all that comes.
+        ({"image": image, "time_ms": 30_001}, "invalid_request", "time_ms"),
+    ]
+    for fields, code, param in wrong:
         await say(c, type="input_video_buffer.append", event_id="bad", **fields)
         error = await error_of(c)
         assert (error.code, error.param, error.event_id) == (code, param, "bad")
-        held = b.process.gateway.held.total
-        await look(c, JPEG)
-        await settle(c)
-        assert b.process.gateway.held.total == held + len(JPEG)
+    held = web.process.gateway.held.total
+    await look(c, JPEG)
+    await settle(c)
+    assert web.process.gateway.held.total == held + len(JPEG)
 
 
 async def test_who_takes_no_videos(configure: Configure) -> None:

@@ -15,8 +15,9 @@ from omnirelay.content import AudioPart, ChatMessage, ImagePart, TextPart
 from omnirelay.errors import InvalidRequestError
 from omnirelay.protocol import GenerateRequest
 from tests.gateway.http_bench import MODEL, HttpBench, speaking
+from tests.gateway.realtime import ANSWER
+from tests.gateway.test_http_tools import WEATHER
 
-ANSWER = "How are you? 😀"
 FLAT: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": True}
 
 
@@ -25,7 +26,6 @@ JSON_VALUES = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=8), inner, max_size=4),
     max_leaves=12,
 )
-WEATHER = '<tool_call>\n{"name": "weather", "arguments": {"city": "Ulm"}}\n</tool_call>'
 
 
 def read(**fields: Any) -> GenerateRequest:
@@ -33,87 +33,82 @@ def read(**fields: Any) -> GenerateRequest:
     return read_response(parse(body, 10**6), 100, lambda _: None)[1]
 
 
-async def test_a_response(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, []):
-        response: Any = await web.ai.responses.create(
-            model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=9, store=False
-        )
-        assert (response.output_text, response.status, response.error) == (ANSWER, "completed", None)
-        request = web.stages.requests[0]
-        assert (request.sampling.max_tokens, request.speech) == (9, None)
-        assert response.usage is not None
-        assert response.usage.output_tokens == len(web.encode(ANSWER))
-        assert response.id == f"resp_{request.request_id}"
-        stream: Any = await web.ai.responses.create(model=MODEL, input="Hi", stream=True)
-        events: list[Any] = [event async for event in stream]
-        assert [event.sequence_number for event in events] == list(range(len(events)))
-        kinds = [event.type.removeprefix("response.") for event in events]
-        assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
-        last = ["output_text.done", "content_part.done", "output_item.done", "completed"]
-        assert kinds[-4:] == last
-        assert set(kinds[4:-4]) == {"output_text.delta"}
-        assert "".join(event.delta for event in events[4:-4]) == ANSWER
-        assert events[-1].response.output_text == ANSWER
+async def test_a_response(web: HttpBench, answers: None) -> None:
+    response: Any = await web.ai.responses.create(
+        model=MODEL, input="Hi", instructions="Be kind.", max_output_tokens=9, store=False
+    )
+    assert (response.output_text, response.status, response.error) == (ANSWER, "completed", None)
+    request = web.stages.requests[0]
+    assert (request.sampling.max_tokens, request.speech) == (9, None)
+    assert response.usage is not None
+    assert response.usage.output_tokens == len(web.encode(ANSWER))
+    assert response.id == f"resp_{request.request_id}"
+    stream: Any = await web.ai.responses.create(model=MODEL, input="Hi", stream=True)
+    events: list[Any] = [event async for event in stream]
+    assert [event.sequence_number for event in events] == list(range(len(events)))
+    kinds = [event.type.removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    last = ["output_text.done", "content_part.done", "output_item.done", "completed"]
+    assert kinds[-4:] == last
+    assert set(kinds[4:-4]) == {"output_text.delta"}
+    assert "".join(event.delta for event in events[4:-4]) == ANSWER
+    assert events[-1].response.output_text == ANSWER
 
 
-async def test_a_response_continues_an_earlier_one(web: HttpBench) -> None:
+async def test_a_response_continues_an_earlier_one(web: HttpBench, answers: None) -> None:
     """The prompt is the same as with the whole conversation, but for the instructions of before."""
-
-    async with speaking(web, ANSWER, []):
-        first: Any = await web.ai.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
-        second: Any = await web.ai.responses.create(
-            model=MODEL, input="And you?", previous_response_id=first.id, stream=True
-        )
-        last = [event async for event in second][-1].response
-        await web.ai.responses.create(
-            model=MODEL, input="Why?", previous_response_id=last.id, instructions="Be brief."
-        )
-        said: Any = {"role": "assistant", "content": ANSWER}
-        messages: Any = [
-            {"role": "system", "content": "Be brief."},
-            {"role": "user", "content": "Hi"},
-            said,
-            {"role": "user", "content": "And you?"},
-            said,
-            {"role": "user", "content": "Why?"},
-        ]
-        await web.ai.chat.completions.create(model=MODEL, messages=messages)
-        assert web.stages.requests[2].prompt_token_ids == web.stages.requests[3].prompt_token_ids
+    first: Any = await web.ai.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
+    second: Any = await web.ai.responses.create(
+        model=MODEL, input="And you?", previous_response_id=first.id, stream=True
+    )
+    last = [event async for event in second][-1].response
+    await web.ai.responses.create(
+        model=MODEL, input="Why?", previous_response_id=last.id, instructions="Be brief."
+    )
+    said: Any = {"role": "assistant", "content": ANSWER}
+    messages: Any = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": "Hi"},
+        said,
+        {"role": "user", "content": "And you?"},
+        said,
+        {"role": "user", "content": "Why?"},
+    ]
+    await web.ai.chat.completions.create(model=MODEL, messages=messages)
+    assert web.stages.requests[2].prompt_token_ids == web.stages.requests[3].prompt_token_ids
 
 
-async def test_what_was_not_to_be_kept_cannot_be_continued(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, []):
-        unkept: Any = await web.ai.responses.create(model=MODEL, input="Hi", store=False)
-        for name in (unkept.id, "resp_1"):
-            with pytest.raises(openai.BadRequestError) as raised:
-                await web.ai.responses.create(model=MODEL, input="Hi", previous_response_id=name)
-            assert raised.value.code == "previous_response_not_found"
-            assert raised.value.param == "previous_response_id"
+async def test_what_was_not_to_be_kept_cannot_be_continued(web: HttpBench, answers: None) -> None:
+    unkept: Any = await web.ai.responses.create(model=MODEL, input="Hi", store=False)
+    for name in (unkept.id, "resp_1"):
+        with pytest.raises(openai.BadRequestError) as raised:
+            await web.ai.responses.create(model=MODEL, input="Hi", previous_response_id=name)
+        assert raised.value.code == "previous_response_not_found"
+        assert raised.value.param == "previous_response_id"
 
 
-async def test_responses_over_a_websocket(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, []):
-        async with web.ai.responses.connect() as socket:
-            create: Any = socket.response.create
-            await create(model=MODEL, input="Hi", generate=False)
-            warm = await until_completed(socket)
-            assert (warm.output, web.stages.requests) == ([], [])
-            await create(model=MODEL, input="Who are you?", previous_response_id=warm.id, store=False)
-            first = await until_completed(socket)
-            assert first.output_text == ANSWER
-            await create(model=MODEL, input="Why?", previous_response_id=first.id)
-            await create(model=MODEL, input="Why?", previous_response_id="resp_1")
-            assert (await until_completed(socket)).output_text == ANSWER
-            error: Any = await socket.recv()
-            assert (error.type, error.code) == ("error", "previous_response_not_found")
-            assert (error.status, error.error.param) == (400, "previous_response_id")
-            await socket.send_raw('{"type": "session.update"}')
-            assert (await socket.recv()).type == "error"
-        users = [{"role": "user", "content": text} for text in ("Hi", "Who are you?", "Why?")]
-        said = {"role": "assistant", "content": ANSWER}
-        whole: Any = [users[0], users[1], said, users[2]]
-        await web.ai.chat.completions.create(model=MODEL, messages=whole)
-        assert web.stages.requests[1].prompt_token_ids == web.stages.requests[2].prompt_token_ids
+async def test_responses_over_a_websocket(web: HttpBench, answers: None) -> None:
+    async with web.ai.responses.connect() as socket:
+        create: Any = socket.response.create
+        await create(model=MODEL, input="Hi", generate=False)
+        warm = await until_completed(socket)
+        assert (warm.output, web.stages.requests) == ([], [])
+        await create(model=MODEL, input="Who are you?", previous_response_id=warm.id, store=False)
+        first = await until_completed(socket)
+        assert first.output_text == ANSWER
+        await create(model=MODEL, input="Why?", previous_response_id=first.id)
+        await create(model=MODEL, input="Why?", previous_response_id="resp_1")
+        assert (await until_completed(socket)).output_text == ANSWER
+        error: Any = await socket.recv()
+        assert (error.type, error.code) == ("error", "previous_response_not_found")
+        assert (error.status, error.error.param) == (400, "previous_response_id")
+        await socket.send_raw('{"type": "session.update"}')
+        assert (await socket.recv()).type == "error"
+    users = [{"role": "user", "content": text} for text in ("Hi", "Who are you?", "Why?")]
+    said = {"role": "assistant", "content": ANSWER}
+    whole: Any = [users[0], users[1], said, users[2]]
+    await web.ai.chat.completions.create(model=MODEL, messages=whole)
+    assert web.stages.requests[1].prompt_token_ids == web.stages.requests[2].prompt_token_ids
 
 
 async def test_a_response_over_a_websocket_is_cancelled(web: HttpBench) -> None:

@@ -23,7 +23,7 @@ from gateway.input.urls import decode_data_url
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, MediaPart, TextPart, parts_of
 from omnirelay.errors import InvalidRequestError, MediaError, MediaTooLargeError, UnsupportedError
 from omnirelay.values import TRANSCRIPTION_PROMPT
-from tests.gateway.http_bench import MODEL, HttpBench, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, events_in, speaking
 
 SAID = "Good morning 😀"
 
@@ -112,9 +112,8 @@ async def test_chunks_for_vllms_clients(web: HttpBench) -> None:
         }
         path, files = "/v1/audio/transcriptions", {"file": recording()}
         answer = await web.http.post(path, data=data, files=files)
-        lines = [line.removeprefix("data: ") for line in answer.text.split("\n\n") if line]
-        assert lines.pop() == "[DONE]"
-        chunks = [json.loads(line) for line in lines]
+        assert answer.text.endswith("\n\ndata: [DONE]\n\n")
+        chunks = events_in(answer.text)
         deltas = [each["delta"] for chunk in chunks for each in chunk["choices"]]
         assert "".join(delta.get("content", "") for delta in deltas) == SAID
         assert chunks[-1]["usage"]["completion_tokens"] == len(web.encode(SAID))
@@ -251,9 +250,9 @@ MESSAGES = st.lists(
 )
 
 
-def read(messages: Any, escaped: bool = False) -> list[ChatMessage]:
+def read(messages: Any, limit: int = MAX_BYTES, escaped: bool = True) -> list[ChatMessage]:
     body = json.dumps({"model": "m", "messages": messages}, ensure_ascii=escaped).encode()
-    return read_chat(parse(bytearray(body), MAX_BYTES), 100)[1].messages
+    return read_chat(parse(bytearray(body), limit), 100)[1].messages
 
 
 def plain(part: ContentPart) -> object:
@@ -271,13 +270,13 @@ def plain(part: ContentPart) -> object:
 @given(MESSAGES, st.booleans())
 @settings(max_examples=150, deadline=None)
 def test_cutting_is_not_seen(messages: list[Any], escaped: bool) -> None:
-    whole = read(messages, escaped)
+    whole = read(messages, escaped=escaped)
     with pytest.MonkeyPatch.context() as patch:
         # Longer than all names of fields.
         patch.setattr(strings, "MIN_LENGTH", 12)
         patch.setattr(strings, "PIECE_CHARACTERS", 16)
         patch.setattr("gateway.http.body.SEARCHED", 16)
-        short = read(messages, escaped)
+        short = read(messages, escaped=escaped)
     for one, other in zip(whole, short, strict=True):
         assert [plain(part) for part in parts_of(one)] == [plain(part) for part in parts_of(other)]
 
@@ -299,12 +298,7 @@ LARGE = bytes(range(256)) * 400
 
 
 def one_part(part: dict[str, Any]) -> ContentPart:
-    return parts_of(read_chat_of([{"role": "user", "content": [part]}])[0])[0]
-
-
-def read_chat_of(messages: Any, limit: int = 10**6) -> list[ChatMessage]:
-    body = json.dumps({"model": "m", "messages": messages}).encode()
-    return read_chat(parse(bytearray(body), limit), 100)[1].messages
+    return parts_of(read([{"role": "user", "content": [part]}], 10**6)[0])[0]
 
 
 @pytest.mark.parametrize(
@@ -344,7 +338,7 @@ def test_what_is_not_plain_base64_is_left_to_the_gateway(url: str) -> None:
 def test_files_over_the_limit_are_not_decoded() -> None:
     url = "data:;base64," + base64_of(LARGE)
     parts = [{"type": "image_url", "image_url": {"url": url}}]
-    [message] = read_chat_of([{"role": "user", "content": parts}], limit=len(LARGE) - 3)
+    [message] = read([{"role": "user", "content": parts}], limit=len(LARGE) - 3)
     assert getattr(parts_of(message)[0], "url", None) == url
 
 

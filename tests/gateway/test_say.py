@@ -5,7 +5,6 @@ import base64
 import json
 import queue
 import wave
-from functools import partialmethod
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 from websockets.asyncio.client import ClientConnection, connect
 
-from gateway.http.openai.speech_socket import SpeechSocket
 from omnirelay import (
     AsyncClient,
     AudioEvent,
@@ -35,7 +33,17 @@ from shared.families import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, Configure, Output, Patch, bench, fails
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speak, speaking
+from tests.gateway.http_bench import (
+    MODEL,
+    HttpBench,
+    cut,
+    events_in,
+    http_bench,
+    http_gateway,
+    melody,
+    speak,
+    speaking,
+)
 from tests.gateway.realtime import HELLO, ask, talking
 from tests.gateway.scripted import CHUNKS, CODES, Script
 
@@ -146,8 +154,7 @@ async def test_a_long_text_is_read_in_pieces(web: HttpBench) -> None:
         await web.stages.codec(name, 0, [7] * 2, "stop")
         await web.stages.audio(name, 1, pcm(2 * number + 1).tobytes(), last=True)
     answer = await reading
-    events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-    *audio, done = events
+    *audio, done = events_in(answer.text)
     heard = b"".join(base64.b64decode(event["audio"]) for event in audio)
     samples = np.frombuffer(heard, "<i2")[::480] / 32768
     assert samples == pytest.approx([(number + 1) / 8 for number in range(6)], abs=1e-3)
@@ -264,33 +271,29 @@ async def test_a_text_is_spoken_while_it_grows(web: HttpBench) -> None:
     assert events[-1]["total_sentences"] == 2
 
 
-@pytest.mark.parametrize(
-    ("messages", "problem"),
-    [
-        (["{"], "cannot be read as a JSON object"),
-        (["[]"], "cannot be read as a JSON object"),
-        (["{}"], "an object with a type"),
-        (["[" * 100_000], "cannot be read as a JSON object"),
-        (['{"type": "session.config", "nothing": [' + 180_000 * "[]," + "0]}"], "more than 131072 lists"),
-        (['{"type": "session.config"}', json.dumps({"type": "input.text", "text": 32_768 * "\U0001f600"}),
-          '{"type": "other"}'], "no message of type 'other'"),
-        (['{"type": "input.done"}'], "must be session.config"),
-        (['{"type": "session.config", "voices": 1}'], "voices"),
-        (['{"type": "session.config", "model": "other"}'], "no model"),
-        (['{"type": "session.config"}', '{"type": "other"}'], "no message of type 'other'"),
-        (['{"type": "session.config", "voice": "Nobody"}', '{"type": "input.text", "text": "Hi. "}',
-          '{"type": "input.done"}'], "no speaker 'Nobody'"),
-        (['{"type": "session.config"}', json.dumps({"type": "input.text", "text": 32_769 * "a"})], "length"),
-        (['{"type": "session.config"}'], "no message came for 1 s"),
-    ],
-)  # fmt: skip
-async def test_what_is_wrong_with_a_growing_text_is_said(
-    configure: Configure, messages: list[str], problem: str, monkeypatch: Patch
-) -> None:
-    monkeypatch.setattr(SpeechSocket, "__init__", partialmethod(SpeechSocket.__init__, idle_s=1.0))
+WRONG: list[tuple[list[str], str]] = [
+    (["{"], "cannot be read as a JSON object"),
+    (["[]"], "cannot be read as a JSON object"),
+    (["{}"], "an object with a type"),
+    (["[" * 100_000], "cannot be read as a JSON object"),
+    (['{"type": "session.config", "nothing": [' + 180_000 * "[]," + "0]}"], "more than 131072 lists"),
+    (['{"type": "session.config"}', json.dumps({"type": "input.text", "text": 32_768 * "\U0001f600"}),
+      '{"type": "other"}'], "no message of type 'other'"),
+    (['{"type": "input.done"}'], "must be session.config"),
+    (['{"type": "session.config", "voices": 1}'], "voices"),
+    (['{"type": "session.config", "model": "other"}'], "no model"),
+    (['{"type": "session.config"}', '{"type": "other"}'], "no message of type 'other'"),
+    (['{"type": "session.config", "voice": "Nobody"}', '{"type": "input.text", "text": "Hi. "}',
+      '{"type": "input.done"}'], "no speaker 'Nobody'"),
+    (['{"type": "session.config"}', json.dumps({"type": "input.text", "text": 32_769 * "a"})], "length"),
+    (['{"type": "session.config"}'], "no message came for 1 s"),
+]  # fmt: skip
 
-    async with http_bench(configure(gateway=http_gateway())) as b:
-        async with connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
+
+async def test_what_is_wrong_with_a_growing_text_is_said(web: HttpBench, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("gateway.http.openai.speech_socket.IDLE_S", 1.0)
+    for messages, problem in WRONG:
+        async with connect(f"{web.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
             for message in messages:
                 await socket.send(message)
             [event] = await events_of(socket)

@@ -10,11 +10,7 @@ import numpy as np
 import pytest
 from transformers import WhisperFeatureExtractor
 
-from gateway.access.access import Access
 from gateway.fairness.quota import MemoryBudget
-from gateway.fairness.uploads import UploadRoom
-from gateway.http.context import HttpContext
-from gateway.http.realtime.endpoint import Sessions
 from gateway.http.realtime.input.buffers import InputAudio
 from gateway.http.realtime.turns import smart_turn
 from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
@@ -32,7 +28,7 @@ from gateway.http.realtime.turns.stream import WINDOW_BYTES
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config import Config, MediaConfig
 from tests.gateway.bench import Configure, Log, Patch
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import HttpBench, app_of, http_bench, http_gateway, speaking
 from tests.gateway.realtime import ANSWER, CHUNKS, append, detect, take, talking
 from tests.gateway.test_turns import SENTENCES, said
 from tests.support.media import speech
@@ -226,12 +222,11 @@ def test_a_network_that_fails_is_told_of_and_done_without(caplog: Log) -> None:
 
 def test_without_its_package_there_are_no_sessions(tmp_path: Path) -> None:
     config = Config.model_validate({"gateway": {"turn_model": str(tmp_path / "model.onnx")}})
-    context = HttpContext(None, config, lambda: None, UploadRoom(1), Access(config), "m")  # type: ignore[arg-type, return-value]
     with (
         mock.patch.dict(sys.modules, {"onnxruntime": None}),
         pytest.raises(MissingPackageError, match=r"omnirelay-server\[turns\]"),
     ):
-        Sessions(context)
+        app_of(config)
 
 
 def test_weights_that_are_nowhere(monkeypatch: Patch) -> None:

@@ -5,16 +5,16 @@ import binascii
 import struct
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
+from functools import cached_property, partial
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final, Literal, Protocol, get_args
+from typing import Any, Final, Literal, Protocol, get_args
+
+import numpy as np
+from numpy.typing import NDArray
 
 from gateway.http.encoding.tempo import Tempo
 from omnirelay.errors import UnsupportedFormatError
 from shared.messages import SAMPLE_RATE
-
-if TYPE_CHECKING:
-    import numpy as np
 
 AudioFormat = Literal["wav", "mp3", "flac", "opus", "aac", "pcm16"]
 FORMATS: Final[tuple[AudioFormat, ...]] = get_args(AudioFormat)
@@ -264,10 +264,8 @@ class _Sink:
         return b""
 
 
-def to_int16(pcm: bytes) -> "np.ndarray":
+def to_int16(pcm: bytes) -> NDArray[np.int16]:
     """Convert float32 samples to 16 bits, little-endian, and clip them to [-1, 1]."""
-    import numpy as np  # noqa: PLC0415 - loaded on first use
-
     # In place: copies of each step would take three times as long.
     samples = np.clip(np.frombuffer(pcm, "<f4"), -1.0, 1.0)
     samples *= 32767
@@ -277,9 +275,7 @@ def to_int16(pcm: bytes) -> "np.ndarray":
     return samples.astype("<i2")
 
 
-def _to_float32(pcm: bytes) -> "np.ndarray":
-    import numpy as np  # noqa: PLC0415 - see above
-
+def _to_float32(pcm: bytes) -> NDArray[np.float32]:
     return np.clip(np.nan_to_num(np.frombuffer(pcm, "<f4")), -1.0, 1.0)
 
 
@@ -303,51 +299,47 @@ PLAIN_BYTES: Final = 2**18
 """Most samples that are converted on the event loop; these take it 0.2 ms."""
 
 
-class AudioPool:
-    """The threads on which speech is encoded."""
-
-    def __init__(self) -> None:
-        self._threads = ThreadPoolExecutor(THREADS, "audio")
-
-    def start(
-        self, name: AudioFormat, streamed: bool, base64: bool = False, speed: float = 1.0
-    ) -> "EncodedAudio":
-        """Start a file; the arguments are those of :func:`gateway.http.encoding.encoders.make_encoder`."""
-        return EncodedAudio(self._threads, name, streamed, base64, speed)
-
-    def close(self) -> None:
-        """Stop encoding."""
-        self._threads.shutdown(wait=False, cancel_futures=True)
+def audio_threads() -> ThreadPoolExecutor:
+    """Make the threads on which speech is encoded."""
+    return ThreadPoolExecutor(THREADS, "audio")
 
 
 class EncodedAudio:
-    """An encoder that works on a thread, or on the event loop where that is quicker; one call at a time."""
+    """An encoder that works on a thread, or on the event loop where that is quicker; one call at a time.
+
+    Args:
+        threads: Those of :func:`audio_threads`.
+        name: The format; this and what follows are as for :func:`make_encoder`.
+    """
 
     def __init__(
-        self, threads: ThreadPoolExecutor, name: AudioFormat, streamed: bool, base64: bool, speed: float
+        self,
+        threads: ThreadPoolExecutor,
+        name: AudioFormat,
+        streamed: bool,
+        base64: bool = False,
+        speed: float = 1.0,
     ) -> None:
         self._threads = threads
-        self._how = (name, streamed, base64, speed)
+        self._make = partial(make_encoder, name, streamed, base64, speed)
         self._plain = name in PLAIN and speed == 1
-        self._encoder: Encoder | None = None
+
+    @cached_property
+    def _encoder(self) -> Encoder:
+        """Made at first use: on the thread if it may load a library."""
+        return self._make()
 
     async def push(self, pcm: bytes) -> bytes:
         """Encode; see :meth:`gateway.http.encoding.encoders.Encoder.push`."""
-        # The first call may load a library.
-        if self._encoder is not None and self._plain and len(pcm) <= PLAIN_BYTES:
+        if self._plain and len(pcm) <= PLAIN_BYTES:
             return self._encoder.push(pcm)
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: self._opened().push(pcm)
-        )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: self._encoder.push(pcm))
 
     async def finish(self) -> bytes:
         """End the file, and return the rest of it."""
-        return await asyncio.get_running_loop().run_in_executor(
-            self._threads, lambda: self._opened().finish()
-        )
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, self._finish)
 
-    def _opened(self) -> Encoder:
-        # On the thread, since it may load a library.
-        if self._encoder is None:
-            self._encoder = make_encoder(*self._how)
-        return self._encoder
+    def _finish(self) -> bytes:
+        return self._encoder.finish()

@@ -1,13 +1,15 @@
 """Speech made faster or slower without a change of its pitch, by FFmpeg's ``atempo``."""
 
 from importlib.util import find_spec
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
+
+import numpy as np
+from numpy.typing import NDArray
 
 from omnirelay.errors import UnsupportedError
 from shared.messages import SAMPLE_RATE
 
-if TYPE_CHECKING:
-    import numpy as np
+Floats = NDArray[np.float32]
 
 SLOWEST_FILTER: Final = 0.5
 """What one ``atempo`` can do; slower speech takes two."""
@@ -51,26 +53,20 @@ class Tempo:
         steps += [self._graph.add("atempo", str(speed)), self._graph.add("abuffersink")]
         self._graph.link_nodes(*steps).configure()
         self._source, self._sink = steps[0], steps[-1]
-        self._rest: np.ndarray | None = None
+        self._rest: Floats = np.zeros(0, np.float32)
         self._taken = 0
         self._given = 0
 
-    def push(self, samples: "np.ndarray") -> "np.ndarray":
+    def push(self, samples: Floats) -> Floats:
         """Return the samples that are complete; both are float32, mono, at 24 kHz."""
-        import numpy as np  # noqa: PLC0415 - loaded on first use
-
-        stream = samples if self._rest is None else np.concatenate([self._rest, samples])
+        stream = np.concatenate([self._rest, samples])
         whole = len(stream) // PIECE * PIECE
         self._rest = stream[whole:]
         made = [self._filtered(stream[at : at + PIECE]) for at in range(0, whole, PIECE)]
         return self._cut(np.concatenate([stream[:0], *made]))
 
-    def finish(self) -> "np.ndarray":
+    def finish(self) -> Floats:
         """Return the rest; silence where the filter made too little."""
-        import numpy as np  # noqa: PLC0415 - loaded on first use
-
-        if self._rest is None:
-            return np.zeros(0, np.float32)
         left = self._rest.size
         # The filter takes no piece that it would make nothing of.
         made = [self._filtered(np.pad(self._rest, (0, PIECE - left)))] if left else []
@@ -79,9 +75,7 @@ class Tempo:
         last = self._cut(np.concatenate([self._rest[:0], *made, *self._pulled()]))
         return np.pad(last, (0, round(self._taken / self._speed) - self._given))
 
-    def _filtered(self, piece: "np.ndarray") -> "np.ndarray":
-        import numpy as np  # noqa: PLC0415 - loaded on first use
-
+    def _filtered(self, piece: Floats) -> Floats:
         frame = self._av.AudioFrame.from_ndarray(
             np.ascontiguousarray(piece).reshape(1, -1), format="flt", layout="mono"
         )
@@ -100,7 +94,7 @@ class Tempo:
                 return found
             found.append(frame.to_ndarray()[0])
 
-    def _cut(self, made: "np.ndarray") -> "np.ndarray":
+    def _cut(self, made: Floats) -> Floats:
         """Return no more than the stretched length of what was taken."""
         kept = made[: round(self._taken / self._speed) - self._given]
         self._given += kept.size

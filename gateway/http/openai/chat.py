@@ -14,6 +14,7 @@ from starlette.responses import Response
 
 from gateway.http.answer import HttpAnswer, begin, finish_reason, reading, start_delay, tokens_of, usage_of
 from gateway.http.context import Api, HttpContext
+from gateway.http.encoding.encoders import EncodedAudio
 from gateway.http.errors import json_response
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.kept_answers import KeptAnswers
@@ -84,7 +85,12 @@ class Completion:
         self._prompts = self._context.gateway.prompts
         self._audio = (
             # The base64 of a resumable answer is whole in each chunk.
-            self._context.audio.start(options.audio, streamed=options.events, base64=not options.resumable)
+            EncodedAudio(
+                self._context.audio,
+                options.audio,
+                streamed=options.events,
+                base64=not options.resumable,
+            )
             if options.audio
             else None
         )

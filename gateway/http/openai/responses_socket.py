@@ -1,6 +1,7 @@
 """WebSockets on ``/v1/responses``: one response after the other, each as its events."""
 
 import asyncio
+from contextlib import closing
 from functools import partial
 from typing import Any, Final
 
@@ -27,23 +28,22 @@ MAX_CANCEL: Final = 1024
 
 
 class ResponsesSocket:
-    """The endpoint; ``idle_s`` replaces :data:`IDLE_S` in tests."""
+    """The endpoint."""
 
-    def __init__(self, context: HttpContext, api: ResponsesApi, idle_s: float = IDLE_S) -> None:
+    def __init__(self, context: HttpContext, api: ResponsesApi) -> None:
         self._context = context
         self._api = api
-        self._idle_s = idle_s
 
     async def serve(self, socket: WebSocket) -> None:
         """Answer responses one after the other, until the client disconnects or is idle."""
-        await _Connection(socket, self._context, self._idle_s, self._api).serve()
+        await _Connection(socket, self._context, self._api).serve()
 
 
 class _Connection(JsonSocket):
     """One client: what it asked for, and the response that is being generated."""
 
-    def __init__(self, socket: WebSocket, context: HttpContext, idle_s: float, api: ResponsesApi) -> None:
-        super().__init__(socket, context, idle_s)
+    def __init__(self, socket: WebSocket, context: HttpContext, api: ResponsesApi) -> None:
+        super().__init__(socket, context, IDLE_S)
         self._api = api
         self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
         self._answering = asyncio.Lock()
@@ -111,17 +111,17 @@ class _Connection(JsonSocket):
             await self._keep_only(options)
             return
         account = self._context.account(self._socket)
-        answer = self._current = await HttpAnswer.to(self._context.gateway, request, account, NAMES)
-        del request
-        writer = self._api.writer(self._socket, options, answer)
-        try:
-            async for event in writer.events():
-                await self._send(event)
-        except CancelledRequestError:
-            await self._send(writer.cancelled())
-        finally:
-            self._current = None
-            answer.close()
+        with closing(await HttpAnswer.to(self._context.gateway, request, account, NAMES)) as answer:
+            del request
+            self._current = answer
+            writer = self._api.writer(self._socket, options, answer)
+            try:
+                async for event in writer.events():
+                    await self._send(event)
+            except CancelledRequestError:
+                await self._send(writer.cancelled())
+            finally:
+                self._current = None
 
     async def _keep_only(self, options: ResponseOptions) -> None:
         """Keep the input of a request that asks for no output, for one that continues it."""

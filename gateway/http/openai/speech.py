@@ -18,7 +18,7 @@ from gateway.http.answer import AnswerEvent, AnswerOptions, HttpAnswer, begin, s
 from gateway.http.body import read_object
 from gateway.http.connection import while_connected
 from gateway.http.context import ALIAS, Api
-from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, require_format
+from gateway.http.encoding.encoders import CONTENT_TYPES, AudioFormat, EncodedAudio, require_format
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import read_fields, require_one_of
 from gateway.http.openai.chat_request import Voice, voice_name
@@ -204,7 +204,7 @@ class SpeechApi(Api):
     async def _file(
         self, options: SpeechAnswerOptions, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[bytes, None]:
-        audio = self._context.audio.start(options.format, streamed=True, speed=options.speed)
+        audio = EncodedAudio(self._context.audio, options.format, streamed=True, speed=options.speed)
         async with aclosing(events):
             async for event in events:
                 if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
@@ -214,7 +214,9 @@ class SpeechApi(Api):
     async def _events(
         self, options: SpeechAnswerOptions, events: AsyncGenerator[AnswerEvent, None]
     ) -> AsyncGenerator[dict[str, Any], None]:
-        audio = self._context.audio.start(options.format, streamed=True, base64=True, speed=options.speed)
+        audio = EncodedAudio(
+            self._context.audio, options.format, streamed=True, base64=True, speed=options.speed
+        )
         delay: dict[str, int] = {}
         counts = Counter[str]()
         async with aclosing(events):

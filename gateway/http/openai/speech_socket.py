@@ -15,8 +15,8 @@ from starlette.websockets import WebSocket
 
 from gateway.http.body import parsed, read_object, size_of
 from gateway.http.connection import NORMAL, JsonSocket, close, send
-from gateway.http.context import HttpContext
-from gateway.http.encoding.encoders import AudioFormat
+from gateway.http.context import Api, HttpContext
+from gateway.http.encoding.encoders import AudioFormat, EncodedAudio
 from gateway.http.errors import body_of
 from gateway.http.fields import convert, read_fields
 from gateway.http.guards.keys import client_of
@@ -41,23 +41,19 @@ class _Text(msgspec.Struct, frozen=True):
     text: Annotated[str, msgspec.Meta(max_length=MAX_CHARACTERS)] = ""
 
 
-class SpeechSocket:
-    """The endpoint; ``idle_s`` replaces :data:`IDLE_S` in tests."""
-
-    def __init__(self, context: HttpContext, idle_s: float = IDLE_S) -> None:
-        self._context = context
-        self._idle_s = idle_s
+class SpeechSocket(Api):
+    """The endpoint."""
 
     async def serve(self, socket: WebSocket) -> None:
         """Speak a text that grows, of one client."""
-        await _Connection(socket, self._context, self._idle_s).serve()
+        await _Connection(socket, self._context).serve()
 
 
 class _Connection(JsonSocket):
     """One client, and the texts that wait."""
 
-    def __init__(self, socket: WebSocket, context: HttpContext, idle_s: float) -> None:
-        super().__init__(socket, context, idle_s)
+    def __init__(self, socket: WebSocket, context: HttpContext) -> None:
+        super().__init__(socket, context, IDLE_S)
         self._texts: asyncio.Queue[str | None] = asyncio.Queue(MAX_WAITING)
         # Pieces that were begun, and whose end was not sent.
         self._begun: deque[str] = deque()
@@ -98,7 +94,7 @@ class _Connection(JsonSocket):
         try:
             text = await self._next(lambda: bool(self._begun))
         except TimeoutError:
-            raise InvalidRequestError(f"no message came for {self._idle_s:g} s") from None
+            raise InvalidRequestError(f"no message came for {IDLE_S:g} s") from None
         body = bytearray(text, "utf-8", "surrogatepass")
         values = await parsed(self._context, self.hold.client, read_object, body)
         if not isinstance(kind := values.pop("type", None), str):
@@ -125,7 +121,7 @@ class _Connection(JsonSocket):
                 if audio is None:
                     told = {"sentence_text": self._begun[0], "format": config.response_format}
                     await self._send({"type": "audio.start", "sentence_index": number, **told})
-                    audio = self._context.audio.start(audio_format, streamed=True, speed=config.speed)
+                    audio = EncodedAudio(self._context.audio, audio_format, streamed=True, speed=config.speed)
                 if isinstance(event, AudioEvent) and (data := await audio.push(event.pcm)):
                     await send(self._socket, data)
                 if isinstance(event, DoneEvent):

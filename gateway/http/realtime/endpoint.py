@@ -18,7 +18,7 @@ from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import Api, HttpContext
-from gateway.http.errors import JSON, response_of
+from gateway.http.errors import json_response, response_of
 from gateway.http.fields import convert_given
 from gateway.http.guards.keys import client_of, ephemeral_of
 from gateway.http.realtime.events import Transport
@@ -223,7 +223,7 @@ class ClientSecretsApi(Api):
             "session": settings.shown(new_session_id(), context.model),
             "warnings": shown_warnings(warnings),
         }
-        return Response(msgspec.json.encode(shown), media_type=JSON, headers={"Cache-Control": "no-store"})
+        return json_response(shown, headers={"Cache-Control": "no-store"})
 
 
 async def first_settings(context: HttpContext, connection: HTTPConnection) -> Settings:
@@ -245,18 +245,15 @@ async def first_settings(context: HttpContext, connection: HTTPConnection) -> Se
     return settings
 
 
-IDLE_S: Final = 600.0
-"""Time limit between two events of a client while no response is generated."""
 SUBPROTOCOL: Final = "realtime"
 
 
-class RealtimeApi:
-    """The endpoint; ``idle_s`` replaces :data:`IDLE_S` in tests."""
+class RealtimeApi(Api):
+    """The endpoint."""
 
-    def __init__(self, context: HttpContext, sessions: Sessions, idle_s: float = IDLE_S) -> None:
-        self._context = context
+    def __init__(self, context: HttpContext, sessions: Sessions) -> None:
+        super().__init__(context)
         self._sessions = sessions
-        self._idle_s = idle_s
 
     async def refuse(self, request: Request) -> Response:
         """Refuse a request that is not a WebSocket handshake.
@@ -290,7 +287,7 @@ class RealtimeApi:
             try:
                 offered = socket.scope["subprotocols"]
                 await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-                lost = await live.serve(socket, taken, self._idle_s, not_resumed)
+                lost = await live.serve(socket, taken, not_resumed)
             except (ClientGoneError, WebSocketDisconnect) as error:
                 log.debug("a realtime client disconnected: %s", error)
                 lost = True

@@ -7,7 +7,7 @@ from typing import Annotated, Any, ClassVar, Final
 import msgspec
 from msgspec import Meta
 
-from gateway.http.fields import convert
+from gateway.http.fields import convert, named
 from gateway.http.openai.messages import PastFunction
 from gateway.input.json_schema import require_feasible
 from omnirelay.content import Role
@@ -43,7 +43,8 @@ def read_tools(values: Any, where: str, unavailable: Callable[[UnsupportedError]
             )
             continue
         function = convert(given, Function, place)
-        _check(function.parameters, f"{place}.parameters")
+        with named({"text_sampling.json_schema": f"{place}.parameters"}):
+            require_feasible(msgspec.json.encode(function.parameters).decode())
         tools.append(Tool("function", function))
     if len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
         raise InvalidRequestError(f"{where} are limited to {MAX_TOOLS_BYTES} bytes of JSON", where)
@@ -77,18 +78,10 @@ def shown_choice(choice: Choice) -> str | dict[str, str]:
     return choice
 
 
-def _check(parameters: dict[str, Any] | None, where: str) -> None:
-    try:
-        require_feasible(msgspec.json.encode(parameters).decode())
-    except InvalidRequestError as error:
-        error.param = where
-        raise
-
-
 MAX_TEXT: Final = 2**20
 """Characters of arguments, and of a result."""
 Text = Annotated[str, Meta(max_length=MAX_TEXT)]
-CallId = Annotated[str, Meta(min_length=1, max_length=64)]
+ShortId = Annotated[str, Meta(min_length=1, max_length=64)]
 
 
 def new_call_id() -> str:
@@ -99,9 +92,9 @@ def new_call_id() -> str:
 class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
     """Fields of all items; those of clients besides ``id`` change nothing."""
 
-    id: CallId | None = None
-    object: CallId | None = None
-    status: CallId | None = None
+    id: ShortId | None = None
+    object: ShortId | None = None
+    status: ShortId | None = None
 
     @property
     def shown(self) -> dict[str, str]:
@@ -116,7 +109,7 @@ class FunctionCall(_Fields, frozen=True, tag="function_call"):
     role: ClassVar[Role] = "assistant"
     name: PlainName
     arguments: Text
-    call_id: CallId = msgspec.field(default_factory=new_call_id)
+    call_id: ShortId = msgspec.field(default_factory=new_call_id)
 
     @property
     def text(self) -> str:
@@ -128,7 +121,7 @@ class FunctionOutput(_Fields, frozen=True, tag="function_call_output"):
     """What a function returned."""
 
     role: ClassVar[Role] = "user"
-    call_id: CallId
+    call_id: ShortId
     output: Text
 
     @property

@@ -3,14 +3,15 @@
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, Final, Literal, NamedTuple
 
 import msgspec
+from msgspec import Meta
 
 from gateway.fairness.quota import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.fields import convert, named, require_one_of
-from gateway.http.realtime.functions import FunctionCall, FunctionItem, FunctionOutput
+from gateway.http.realtime.functions import FunctionCall, FunctionItem, FunctionOutput, ShortId
 from gateway.http.realtime.speech import Format, InputDecoder, SentSpeech, decoded_size
 from gateway.input.urls import is_data_url, parse_https
 from omnirelay.content import (
@@ -47,9 +48,9 @@ class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class _ItemFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     role: Role
-    content: list[_Content]
+    content: Annotated[list[_Content], Meta(min_length=1, max_length=MAX_PARTS)]
     type: Literal["message"] = "message"
-    id: str | None = None
+    id: ShortId | None = None
     object: str | None = None
     status: str | None = None
 
@@ -177,10 +178,6 @@ def read_item(values: Mapping[str, Any], where: str, audio_format: Format = "aud
         allowed = "message, function_call or function_call_output"
         raise UnsupportedError(f"{where}.type can be {allowed}, not {str(kind)[:64]!r}", f"{where}.type")
     message = convert(values, _ItemFields, where)
-    if not message.content or len(message.content) > MAX_PARTS:
-        raise InvalidRequestError(f"{where}.content must have 1 to {MAX_PARTS} parts", f"{where}.content")
-    if message.id is not None and not 0 < len(message.id) <= 64:
-        raise InvalidRequestError(f"{where}.id must have 1 to 64 characters", f"{where}.id")
     parts = [
         _part(message.role, content, f"{where}.content[{at}]", audio_format)
         for at, content in enumerate(message.content)

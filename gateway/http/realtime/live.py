@@ -118,6 +118,8 @@ class Outbox:
 NO_CODE: Final = 1005
 POLICY: Final = 1008
 TAKEN_OVER: Final = "taken_over"
+IDLE_S: Final = 600.0
+"""Time limit between two events of a client while no response is generated."""
 STOPPING_S: Final = 0.5
 """How soon a session that nobody serves ends when the gateway stops: nobody can connect to it any more."""
 SECRET_BYTES: Final = 32
@@ -199,14 +201,12 @@ class LiveSession:
         self,
         socket: WebSocket,
         taken: asyncio.Event,
-        idle_s: float,
         not_resumed: SessionNotResumedError | None,
     ) -> bool:
         """Serve an accepted connection; true if it was lost, false if the session is over.
 
         Args:
             taken: The connection's own.
-            idle_s: Time limit between two events of a client while no response is generated.
             not_resumed: Why it has not got the session that it asked for.
         """
         resumed, self._begun = self._begun, True
@@ -218,7 +218,7 @@ class LiveSession:
             await close(socket, POLICY, TAKEN_OVER)
             return False
         begins = None if resumed else partial(self._begin, not_resumed)
-        reading = asyncio.create_task(self._read(socket, taken, idle_s, begins))
+        reading = asyncio.create_task(self._read(socket, taken, begins))
         writing = asyncio.create_task(self._outbox.write(partial(send, socket), self._outbox.connections))
         slow, over = asyncio.create_task(self.session.too_slow.wait()), asyncio.create_task(taken.wait())
         tasks = (reading, writing, slow, over)
@@ -277,7 +277,6 @@ class LiveSession:
         self,
         socket: WebSocket,
         taken: asyncio.Event,
-        idle_s: float,
         begins: Callable[[], Awaitable[None]] | None,
     ) -> bool:
         """Process what the client sends; true if the connection was lost."""
@@ -285,9 +284,9 @@ class LiveSession:
             await begins()
         while True:
             try:
-                message = await received(socket, idle_s, lambda: self.session.answering)
+                message = await received(socket, IDLE_S, lambda: self.session.answering)
             except TimeoutError:
-                log.info("closing %s: no event for %.0f s", self.session.id, idle_s)
+                log.info("closing %s: no event for %.0f s", self.session.id, IDLE_S)
                 await socket.close(NORMAL, "idle")
                 return False
             if message["type"] == "websocket.disconnect":

@@ -4,6 +4,7 @@ import asyncio
 import logging
 import secrets
 from collections.abc import Coroutine, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
 
@@ -11,6 +12,7 @@ from gateway.access.account import ClientAccount
 from gateway.http.answer import HttpAnswer, finish_reason, tokens_of, usage_of
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
+from gateway.http.encoding.encoders import EncodedAudio
 from gateway.http.encoding.g711 import G711Encoder
 from gateway.http.errors import body_of
 from gateway.http.realtime.conversation import RealtimeConversation
@@ -167,15 +169,12 @@ class Response:
             self._context.told(self.error)
 
     async def _generate(self) -> None:
-        answer = await self._submitted()
-        self._early.renew()
-        self._request_id = answer.request_id
-        try:
+        with closing(await self._submitted()) as answer:
+            self._early.renew()
+            self._request_id = answer.request_id
             if not self._calls.names:
                 await self._begin_message()
             await self._forward(answer)
-        finally:
-            answer.close()
 
     async def _submit_in(self, after_s: float) -> HttpAnswer:
         await asyncio.sleep(after_s)
@@ -210,7 +209,7 @@ class Response:
         return await HttpAnswer.to(gateway, request, self._account, NAMES, near)
 
     async def _forward(self, answer: HttpAnswer) -> None:
-        audio = self._context.audio.start("pcm16", streamed=True, speed=self._settings.speed)
+        audio = EncodedAudio(self._context.audio, "pcm16", streamed=True, speed=self._settings.speed)
         self._item.speech = SentSpeech(self._settings.speed)
         spoken, tokens = False, 0
         async for event in answer:

@@ -17,13 +17,13 @@ from gateway.http.realtime.speech import BetaName, Format, FormatFields, read_fo
 from gateway.http.realtime.turns.rules import ServerVad, TurnRules
 from gateway.input.tools import CallParser, explained, forced_schema
 from omnirelay.content import ChatMessage
-from omnirelay.errors import InvalidRequestError, UnsupportedError
+from omnirelay.errors import UnsupportedError
 from omnirelay.protocol import GenerateRequest
 from omnirelay.tools import Choice, Tool
 from shared.messages import Temperature
 
-MAX_INSTRUCTIONS: Final = 2**20
-"""Characters."""
+Instructions = Annotated[str, Meta(max_length=2**20)]
+MostTokens = Annotated[int, Meta(ge=1)] | Literal["inf"]
 NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
     "include": ([],),
     "input_audio_noise_reduction": (),
@@ -278,20 +278,6 @@ def _speech(asked: list[str], where: str) -> bool:
     return "audio" in asked
 
 
-def _tokens(most: int | str, where: str) -> int | None:
-    if isinstance(most, str):
-        return None
-    if most < 1:
-        raise InvalidRequestError(f"{where} must be positive, not {most}", where)
-    return most
-
-
-def _instructions(text: str, where: str) -> str:
-    if len(text) > MAX_INSTRUCTIONS:
-        raise InvalidRequestError(f"{where} is limited to {MAX_INSTRUCTIONS} characters", where)
-    return text
-
-
 def _speed(speed: float, where: str) -> float:
     require_speed(speed, where)
     return speed
@@ -310,9 +296,12 @@ _FORMAT: Final = FormatFields | BetaName
 FIELDS: Final[Mapping[str, _Field]] = {
     "type": _Field("kind", Kind),
     "output_modalities": _Field("speech", list[str], _speech, lambda speech: ["audio" if speech else "text"]),
-    "instructions": _Field("instructions", str, _instructions),
+    "instructions": _Field("instructions", Instructions),
     "max_output_tokens": _Field(
-        "max_output_tokens", int | Literal["inf"], _tokens, lambda most: most or "inf"
+        "max_output_tokens",
+        MostTokens,
+        lambda most, _: None if most == "inf" else most,
+        lambda most: most or "inf",
     ),
     "temperature": _Field("temperature", Temperature),
     "tools": _Field("tools", Any, show=shown_tools),

@@ -4,6 +4,7 @@ import asyncio
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Annotated, Any, Final, NamedTuple
@@ -145,11 +146,8 @@ class Transcriber:
         if self._partial.item_id != item_id:
             self._partial = _Partial(item_id)
         try:
-            answer = await HttpAnswer.to(self._gateway, request, self._account, {}, thinker)
-            try:
+            with closing(await HttpAnswer.to(self._gateway, request, self._account, {}, thinker)) as answer:
                 texts = [event.text async for event in answer if isinstance(event, TextEvent)]
-            finally:
-                answer.close()
             self._early.thinker = thinker
             if new := self._partial.new_words("".join(texts).strip()):
                 await self._tell(item_id, "delta", delta=new)
@@ -208,10 +206,9 @@ class Transcriber:
         if item not in self._conversation:
             raise InvalidRequestError("the item was deleted before its transcript", "item_id")
         request = transcription_of(parts, rules, 0 if alone else LAST)
-        answer = await HttpAnswer.to(self._gateway, request, self._account, {}, self._early.thinker)
-        self._early.renew()
-        text = ""
-        try:
+        text, near = "", self._early.thinker
+        with closing(await HttpAnswer.to(self._gateway, request, self._account, {}, near)) as answer:
+            self._early.renew()
             async for event in answer:
                 if isinstance(event, DoneEvent):
                     done = event
@@ -220,8 +217,6 @@ class Transcriber:
                     if text != sent and text.startswith(sent):
                         await self._tell(item.id, "delta", delta=text.removeprefix(sent))
                         sent = text
-        finally:
-            answer.close()
         text = done.text.strip()
         item.content = [{"type": "input_audio", "transcript": text}]
         if text and not alone:
