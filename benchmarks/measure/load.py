@@ -52,11 +52,6 @@ class Load(msgspec.Struct, frozen=True, kw_only=True):
         """Answers each second."""
         return len(self.answers) / self.wall_s
 
-    @property
-    def audio_per_s(self) -> float:
-        """Seconds of speech each second."""
-        return sum(answer.audio_s for answer in self.answers) / self.wall_s
-
 
 async def run_load(
     adapter: Adapter,

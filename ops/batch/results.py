@@ -4,7 +4,6 @@ import fcntl
 import os
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
 from typing import IO, Any, Final, ParamSpec, Self, TypeVar
 
 import msgspec
@@ -53,9 +52,7 @@ class ResultFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         for file in (self._results, self._failures):
             self._write(file.close)
 

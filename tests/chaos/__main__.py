@@ -9,12 +9,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from benchmarks.measure.machine import this_machine
+from benchmarks.measure.results import keep, page
 from checkpoint import write_checkpoint
 from shared.messages import STAGES
-from tests.chaos.aborts import measure
 from tests.chaos.cells import MATRIX, STATES, Campaign, Cell, Outcome
 from tests.chaos.faults import ALL_FAULTS
-from tests.chaos.report import faults, machine_line, matrix
+from tests.chaos.report import faults, matrix
 from tests.chaos.soak import soak
 from tests.support.restarting import RestartingStack
 
@@ -31,21 +32,18 @@ def main() -> int:
         model = Path(scratch) / "checkpoint"
         write_checkpoint(model)
         chance = random.Random(options.seed)
-        if options.aborts is not None:
-            text, good = measure(model, folder, chance, options.aborts, options.long)
-        elif options.soak is not None:
-            text, good = soak(model, folder, chance, options.soak * 60, options.replicas, options.targets)
+        if options.soak is not None:
+            parts, wrong = soak(model, folder, chance, options.soak * 60, options.replicas, options.targets)
         else:
-            text, good = _matrix(model, folder, chance, options)
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(f"{machine_line()}\nSeed {options.seed}.\n\n{text}\n", encoding="utf-8")
-    print(f"\n{text}\nwritten: {options.out}")
-    return 0 if good else 1
+            parts, wrong = _matrix(model, folder, chance, options)
+    text = page(f"Chaos, seed {options.seed}", this_machine(), [*parts, "\n".join(wrong)])
+    keep(options.out.parent, options.out.stem, text)
+    return int(bool(wrong))
 
 
 def _matrix(
     model: Path, folder: Path, chance: random.Random, options: argparse.Namespace
-) -> tuple[str, bool]:
+) -> tuple[list[object], list[str]]:
     cells = [
         cell
         for cell in MATRIX
@@ -65,8 +63,7 @@ def _matrix(
             outcome = campaign.run(cell)
             outcomes.append(outcome)
             print(_line(len(outcomes), outcome), flush=True)
-    wrong = faults(outcomes)
-    return "\n".join([matrix(outcomes), "", *wrong]), not wrong
+    return [matrix(outcomes)], faults(outcomes)
 
 
 def _line(number: int, outcome: Outcome) -> str:
@@ -95,9 +92,7 @@ def _options() -> argparse.Namespace:
     parser.add_argument("--replicas", type=int, choices=(1, 2), default=1, help="of each stage")
     parser.add_argument("--gateways", type=int, choices=(1, 2), default=1, help="that share the stages")
     parser.add_argument("--soak", type=float, metavar="MINUTES", help="mixed load instead of the matrix")
-    parser.add_argument("--aborts", type=int, metavar="ROUNDS", help="how soon stages drop what is given up")
-    parser.add_argument("--long", action="store_true", help="with --aborts: requests whose steps are long")
-    parser.add_argument("--out", type=Path, default=Path("out/chaos.md"), help="where the table goes")
+    parser.add_argument("--out", type=Path, default=Path("out/chaos.md"), help="where the tables go, NAME.md")
     parser.add_argument("--logs", type=Path, help="a folder that keeps the processes' logs")
     return parser.parse_args()
 

@@ -99,17 +99,21 @@ def listen(client: Client, request: GenerateRequest, heard: Heard) -> Name:
     return answer.request_id
 
 
-def cancel(client: Client, request: GenerateRequest, heard: Heard, chance: random.Random) -> Name:
-    """Hear a part, and cancel."""
+def hear_a_part(
+    client: Client, request: GenerateRequest, heard: Heard, chance: random.Random, cancels: bool = True
+) -> Name:
+    """Hear a part; then cancel, or listen no more."""
     answer = client.chat(request)
     events = chance.randrange(20)
     try:
         for number, event in enumerate(answer):
             heard.take(event)
-            if number == events:
+            if number == events and cancels:
                 answer.cancel()
-    except CancelledRequestError:
-        heard.error = None
+            elif number == events:
+                break
+    except CancelledRequestError as error:
+        heard.error = None if cancels else error
     except OmniRelayError as error:
         heard.error = error
     return answer.request_id
@@ -123,16 +127,7 @@ def leave(address: str, request: GenerateRequest, heard: Heard, chance: random.R
         heard.error = error
         return None
     with client:
-        answer = client.chat(request)
-        events = chance.randrange(20)
-        try:
-            for number, event in enumerate(answer):
-                heard.take(event)
-                if number == events:
-                    break
-        except OmniRelayError as error:
-            heard.error = error
-        return answer.request_id
+        return hear_a_part(client, request, heard, chance, cancels=False)
 
 
 def read_slowly(address: str, request: GenerateRequest, heard: Heard) -> Name:

@@ -1,32 +1,21 @@
-"""Outcomes as tables, in Markdown."""
+"""Outcomes as tables."""
 
 from collections.abc import Iterable, Sequence
+from typing import Final
 
-from benchmarks.measure.machine import this_machine
+from benchmarks.measure.results import Cell, Table, percentile
 from tests.chaos.cells import MATRIX, STATES, Outcome
 from tests.chaos.faults import MEANING
 
-
-def machine_line() -> str:
-    """Where it was run, and with what."""
-    here = this_machine()
-    versions = ", ".join(f"{name} {number}" for name, number in here.versions.items())
-    return f"{here.cpu}, {here.cores} cores, {here.memory_gib} GiB, {here.system}; {versions}."
+FIGURES: Final = ("n", "P50", "P95", "most")
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[object]], text_columns: int = 1) -> str:
-    """A table; all columns but the first are numbers."""
-    rules = ["---"] * text_columns + ["---:"] * (len(head) - text_columns)
-    lines = [head, rules, *([_cell(value) for value in row] for row in rows)]
-    return "\n".join(f"| {' | '.join(line)} |" for line in lines)
-
-
-def matrix(outcomes: Sequence[Outcome]) -> str:
+def matrix(outcomes: Sequence[Outcome]) -> Table:
     """One row for what was done to whom; for each state whether all went well, and how long it took."""
     by_row: dict[tuple[str, str], dict[str, Outcome]] = {}
     for each in sorted(outcomes, key=lambda outcome: MATRIX.index(outcome.cell)):
         by_row.setdefault((each.cell.target, MEANING[each.cell.fault]), {})[each.cell.state] = each
-    rows = []
+    rows: list[list[Cell]] = []
     for (target, fault), cells in by_row.items():
         done = cells.values()
         rows.append([
@@ -37,13 +26,19 @@ def matrix(outcomes: Sequence[Outcome]) -> str:
             _span([each.recovery_s for each in done]),
             _span([each.ttfa_s for each in done]),
         ])  # fmt: skip
-    head = ["to", "what", *STATES, "resumed", "recovery, s", "newcomer's first audio, s"]
-    return table(head, rows, 2 + len(STATES))
+    columns = ["to", "what", *STATES, "resumed", "recovery, s", "newcomer's first audio, s"]
+    return Table(title="Faults", columns=columns, rows=rows)
 
 
 def faults(outcomes: Iterable[Outcome]) -> list[str]:
     """What was not as it should be, a line each."""
     return [f"- {each.cell}: {what}" for each in outcomes for what in each.faults]
+
+
+def figures(seconds: Sequence[float]) -> list[Cell]:
+    """The cells of :data:`FIGURES`."""
+    shown = (percentile(seconds, 0.5), percentile(seconds, 0.95), max(seconds))
+    return [len(seconds), *(f"{1000 * each:.0f} ms" for each in shown)]
 
 
 def _verdict(outcome: Outcome | None) -> str:
@@ -58,7 +53,3 @@ def _span(values: Iterable[float | None]) -> str:
     if not known:
         return ""
     return f"{min(known):.1f} to {max(known):.1f}"
-
-
-def _cell(value: object) -> str:
-    return f"{value:,}" if isinstance(value, int) else str(value)

@@ -1,6 +1,7 @@
 """Minutes of mixed load, with a process killed, frozen, stopped or failing every now and then."""
 
 import random
+import re
 import threading
 import time
 from collections import Counter, defaultdict
@@ -9,16 +10,16 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
+from benchmarks.measure.results import Cell, Table
 from omnirelay import Client, GenerateRequest
 from omnirelay.errors import BusyError, GatewayUnreachableError, OmniRelayError, StageUnavailableError
 from shared.messages import STAGES
-from tests.chaos.aborts import FIGURES, dropped, figures
 from tests.chaos.cells import CELL_S, Watcher
 from tests.chaos.faults import MEANING, Fault, Target, strike
 from tests.chaos.leaks import MIB, footprints, leaks
 from tests.chaos.memory import GROWTH, SPARE, MemoryWatch
-from tests.chaos.mixture import Kind, cancel, catalogue, leave, listen, read_slowly
-from tests.chaos.report import table
+from tests.chaos.mixture import Kind, catalogue, hear_a_part, leave, listen, read_slowly
+from tests.chaos.report import FIGURES, figures
 from tests.chaos.streams import Heard
 from tests.support.processes import wait_until
 from tests.support.restarting import RestartingStack
@@ -39,6 +40,8 @@ _HOW: Final = {
     "cancelled": ", cancelled on the way",
     "left": ", its client goes away",
 }
+_GIVEN_UP: Final = re.compile(r"request (\w+) (?:cancelled|expired) from (\w+): ")
+_DROPPED: Final = re.compile(r"request (\w+)(?:\.\d+)? was dropped by all its stages after ([\d.]+) s")
 
 
 @dataclass
@@ -147,7 +150,7 @@ class Load:
         while True:
             heard = Heard()
             if manner == "cancelled":
-                name = cancel(client, request, heard, chance)
+                name = hear_a_part(client, request, heard, chance)
             elif manner == "left":
                 name = leave(self._stack.address, request, heard, chance)
             elif manner == "slowly":
@@ -209,7 +212,7 @@ def soak(
     seconds: float,
     replicas: int,
     among: Collection[Target] = TARGETS,
-) -> tuple[str, bool]:
+) -> tuple[list[object], list[str]]:
     """Run it.
 
     Args:
@@ -221,7 +224,7 @@ def soak(
         among: The processes to which something happens.
 
     Returns:
-        The tables, and whether all was well.
+        The tables, and what was wrong, a line each.
     """
     requests = catalogue()
     with RestartingStack(model, folder, replicas) as stack:
@@ -246,24 +249,24 @@ def soak(
     if load.told_s > CLEAN_S:
         wrong.append(f"a client of a killed gateway did not know it for {load.told_s:.1f} s")
     wrong += load.broken + left + [f"the memory of {each.name} grew" for each in trends if not each.flat]
+    memory_rows: list[list[Cell]] = [
+        [
+            *(each.name, each.incarnations, _mib(each.first), _mib(each.last), _mib(each.most)),
+            "flat" if each.flat else "**grew**",
+        ]
+        for each in trends
+    ]
+    thirds = [f"{each}, MiB" for each in ("first third", "last third", "most")]
     parts = [
         f"{seconds / 60:.0f} minutes, {CLIENTS} clients, {replicas} replica(s) of each stage.",
         _requests_table(tallies),
-        table(["what happened", "times"], sorted(strikes.items())),
+        Table(title="What happened", columns=["", "times"], rows=list(map(list, sorted(strikes.items())))),
         f"Clients of a killed gateway knew it after {load.told_s:.2f} s at most.",
         _aborts_table(stack.log("gateway")),
-        table(
-            ["process", "incarnations", "first third, MiB", "last third, MiB", "most, MiB", ""],
-            [
-                (each.name, each.incarnations, _mib(each.first), _mib(each.last), _mib(each.most),
-                 "flat" if each.flat else "**grew**")
-                for each in trends
-            ],
-        ),
+        Table(title="Memory", columns=["process", "incarnations", *thirds, ""], rows=memory_rows),
         f"Flat: the last third's median is at most {GROWTH - 1:.0%} and {SPARE // MIB} MiB over the first's.",
-        *(f"- {each}" for each in wrong),
-    ]  # fmt: skip
-    return "\n\n".join(parts), not wrong
+    ]
+    return parts, [f"- {each}" for each in wrong]
 
 
 def _hear(client: Client, request: GenerateRequest) -> Heard:
@@ -316,18 +319,28 @@ def _await_death(stack: RestartingStack, before: int) -> None:
     wait_until(lambda: len(stack.deaths) > before, "the process ends", CELL_S)
 
 
-def _requests_table(tallies: dict[str, Tally]) -> str:
-    figures = {what: each.figures for what, each in sorted(tallies.items())}
-    figures["**together**"] = tuple(map(sum, zip(*figures.values(), strict=True)))
-    head = ["requests", "asked", "as undisturbed", "begun anew", "how often", "turned away"]
-    head += ["gateway killed", "lost", "wrong"]
-    return table(head, [(what, *each) for what, each in figures.items()])
+def _requests_table(tallies: dict[str, Tally]) -> Table:
+    figures_of = {what: each.figures for what, each in sorted(tallies.items())}
+    figures_of["**together**"] = tuple(map(sum, zip(*figures_of.values(), strict=True)))
+    columns = ["requests", "asked", "as undisturbed", "begun anew", "how often", "turned away"]
+    rows: list[list[Cell]] = [[what, *each] for what, each in figures_of.items()]
+    return Table(title="Requests", columns=[*columns, "gateway killed", "lost", "wrong"], rows=rows)
 
 
-def _aborts_table(log: str) -> str:
-    """How soon the stages had dropped what clients gave up, frozen and dying ones included."""
-    rows = [(state, *figures(seconds)) for state, seconds in sorted(dropped(log).items())]
-    return table(["given up while", *FIGURES], rows)
+def _aborts_table(log: str) -> Table:
+    """How soon the stages had dropped what clients gave up, frozen and dying ones included.
+
+    By the state in which clients gave requests up, of a gateway's log.  A request that waited in line is at
+    no stage, and not told.
+    """
+    dropped_after = dict(_DROPPED.findall(log))
+    found: dict[str, list[float]] = defaultdict(list)
+    for name, state in _GIVEN_UP.findall(log):
+        # Of several attempts the last one; those before were not given up by a client.
+        if name in dropped_after:
+            found[state].append(float(dropped_after[name]))
+    rows = [[state, *figures(seconds)] for state, seconds in sorted(found.items())]
+    return Table(title="Given up", columns=["while", *FIGURES], rows=rows)
 
 
 def _mib(size: float | None) -> str:

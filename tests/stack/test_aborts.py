@@ -20,7 +20,7 @@ STREAMS = 8
 LONG = SamplingOverrides(max_tokens=1000, min_tokens=900)
 HELD = ("omnirelay_stage_held_bytes", "omnirelay_conditioning_rows_held", "omnirelay_kv_cache_usage_ratio")
 WITHIN_S = 60.0
-"""Generous: how soon it is, ``python -m tests.chaos --aborts`` measures."""
+"""Generous: how soon it is, ``python -m tests.chaos --soak`` tells."""
 
 
 def confirmed(stack: RunningStack) -> float:

@@ -45,9 +45,7 @@ def test_garbage_on_the_inboxes_changes_no_answer(stack: RunningStack, messages:
     with Client(stack.address) as client:
         expected = ask(client)
         before = refused(client.status())
-        running = [
-            client.chat("Who are you?", seed=3, text_sampling=TEXT, codec_sampling=CODEC) for _ in "1234"
-        ]
+        running = [start(client) for _ in "1234"]
         for address in inboxes(stack).values():
             push(address, messages)
         for answer in running:

@@ -18,7 +18,7 @@ from omnirelay import (
     VideoPart,
 )
 from omnirelay.content import ContentPart
-from omnirelay.errors import MediaError, OmniRelayError
+from omnirelay.errors import MediaError
 from shared.messages import MediaKind
 from tests.support.answers import Answer as Expected
 from tests.support.answers import Reference
@@ -124,12 +124,3 @@ def test_a_bad_file_is_refused_by_name_and_harms_no_other(
 
 def good_file(kind: MediaKind) -> bytes:
     return {"audio": spoken("wav"), "image": picture("png", 1), "video": clip("mp4")}[kind]
-
-
-def test_more_of_everything_than_is_allowed(client: Client) -> None:
-    too_many = asks(*[Item("image", picture("png", 1))] * 17, "Which?")
-    with pytest.raises(OmniRelayError, match="image") as refusal:
-        ask(client, too_many).result()
-    assert refusal.value.code == "media_too_large"
-    with pytest.raises(MediaError, match=r"audio 1: .*max_item_bytes"):
-        ask(client, asks(Item("audio", bytes(70 * 2**20)))).result()

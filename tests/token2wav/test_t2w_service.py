@@ -149,19 +149,6 @@ def test_the_chunks_tile_the_stream(rig: Token2WavRig, sizes: list[int]) -> None
     assert rig.audio("a").abs().max() <= 1
 
 
-def test_the_first_chunk_leaves_before_the_last_code_came(rig: Token2WavRig) -> None:
-    codes = rig.oracle.codes(60, seed=3)
-    rig.start("a")
-    rig.give("a", 0, codes[:23])
-    assert not rig.service.ready
-    rig.give("a", 1, codes[23:24])
-    rig.settle()
-    assert [(chunk.samples, chunk.last) for chunk in rig.chunks["a"]] == [(12 * SAMPLES_PER_CODE, False)]
-    rig.give("a", 2, codes[24:], last=True)
-    rig.settle()
-    assert rig.audio("a").numel() == 60 * SAMPLES_PER_CODE
-
-
 def test_when_codes_arrive_does_not_change_the_audio(rig: Token2WavRig) -> None:
     codes = rig.oracle.codes(70, seed=4)
     for piece in (1, 13, 70):
@@ -291,28 +278,6 @@ def test_of_a_stream_that_was_delivered_nothing_comes(
     assert rig.service.active_requests() == []
 
 
-def test_more_chunks_than_the_stream_has_fail_it_alone(rig: Token2WavRig) -> None:
-    codes = rig.oracle.codes(40, seed=17)
-    rig.start("good")
-    rig.start("bad", delivered=[12, 24])
-    rig.start("worse", delivered=[12, 4_473_924])
-    for name in ("good", "bad", "worse"):
-        rig.give(name, 0, codes[:30])
-    for name in ("bad", "worse"):
-        with pytest.raises(InvalidRequestError, match=r"^chunk_samples: a stream of 40 codec frames was not"):
-            rig.give(name, 1, codes[30:], last=True)
-        rig.service.abort(name)
-    # Longer than the model can take: what no replica can have made.
-    rig.start("huge", delivered=[204, 12])
-    with pytest.raises(InvalidRequestError, match="max_position_embeddings"):
-        rig.give("huge", 0, rig.oracle.codes(230))
-    rig.service.abort("huge")
-    rig.give("good", 1, codes[30:], last=True)
-    rig.settle()
-    assert rig.audio("good").numel() == 40 * SAMPLES_PER_CODE
-    assert rig.service.active_requests() == []
-
-
 @pytest.mark.parametrize("streaming", [True, False])
 def test_no_codes_are_one_empty_chunk(rig: Token2WavRig, streaming: bool) -> None:
     rig.start("a", streaming=streaming)
@@ -320,18 +285,6 @@ def test_no_codes_are_one_empty_chunk(rig: Token2WavRig, streaming: bool) -> Non
     assert [(chunk.samples, chunk.last) for chunk in rig.chunks["a"]] == [(0, True)]
     assert rig.service.active_requests() == []
     assert not rig.service.ready
-
-
-def test_an_end_without_codes_ends_the_stream(rig: Token2WavRig) -> None:
-    """As the talker sends it when it draws the end token."""
-    codes = rig.oracle.codes(30, seed=7)
-    rig.start("a")
-    rig.give("a", 0, codes)
-    rig.settle()
-    rig.give("a", 1, (), last=True)
-    rig.settle()
-    assert rig.audio("a").numel() == 30 * SAMPLES_PER_CODE
-    assert rig.service.active_requests() == []
 
 
 def test_a_code_out_of_range_fails_only_its_request(rig: Token2WavRig) -> None:
@@ -402,22 +355,6 @@ def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Token2Wa
     assert (rig.audio("kept") - rig.offline(codes, 1)).abs().max() < TOLERANCE
     with pytest.raises(SequenceError, match="not known here"):
         rig.give("dropped", 1, codes)
-
-
-def test_a_stream_too_long_to_be_made_in_one_piece_fails_alone(rig: Token2WavRig) -> None:
-    longest = rig.oracle.model.config.dit_config.max_position_embeddings // 2
-    codes = rig.oracle.codes(longest + 1, seed=11)
-    rig.start("long", streaming=False)
-    rig.start("good", streaming=False)
-    rig.give("good", 0, codes[:12], last=True)
-    with pytest.raises(InvalidRequestError, match="use stream mode or a shorter answer"):
-        rig.give("long", 0, codes, last=True)
-    rig.service.abort("long")
-    rig.settle()
-    assert rig.chunks.keys() == {"good"}
-    # In stream mode the same codes are no trouble.
-    rig.stream("long", codes, piece=50)
-    assert rig.audio("long").numel() == len(codes) * SAMPLES_PER_CODE
 
 
 def broken_chunk(rig: Token2WavRig, monkeypatch: pytest.MonkeyPatch) -> type[OmniRelayError]:

@@ -4,7 +4,6 @@ import logging
 import threading
 import time
 from fractions import Fraction
-from types import TracebackType
 from typing import TYPE_CHECKING, Final, Self
 
 from omnirelay.content import ImagePart
@@ -58,9 +57,7 @@ class Camera:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._closing.set()
         self._reader.join(CLOSING_S)
 
