@@ -15,7 +15,8 @@ import pytest
 from gateway.http.encoding.encoders import to_int16
 from omnirelay import Client, GenerateRequest, SamplingOverrides
 from omnirelay.content import ChatMessage
-from tests.gateway.http_bench import from_base64
+from tests.gateway.http_bench import decoded, from_base64
+from tests.support.media import picture, spoken
 from tests.support.stack import RunningStack
 
 TEXT = "Hello! Who are you?"
@@ -42,6 +43,10 @@ def ai(url: str) -> Iterator[openai.OpenAI]:
         base_url=f"{url}/v1", api_key="none", max_retries=0, _strict_response_validation=True
     ) as client:
         yield client
+
+
+def data_url(data: bytes) -> str:
+    return f"data:;base64,{base64.b64encode(data).decode()}"
 
 
 def test_the_answer_is_that_of_the_other_protocol(stack: RunningStack, ai: openai.OpenAI) -> None:
@@ -92,6 +97,32 @@ def test_each_choice_is_the_answer_to_its_seed(ai: openai.OpenAI) -> None:
         for choice in chunk.choices:
             streamed[choice.index] += choice.delta.content or ""
     assert streamed == texts
+
+
+def test_sounds_and_pictures_in_and_speech_out(ai: openai.OpenAI) -> None:
+    content: Any = [
+        {
+            "type": "input_audio",
+            "input_audio": {"data": base64.b64encode(spoken()).decode(), "format": "wav"},
+        },
+        {"type": "image_url", "image_url": {"url": data_url(picture())}},
+        {"type": "text", "text": "What do you hear and see?"},
+    ]
+    how = {**SPOKEN, "audio": {"voice": "Chelsie", "format": "flac"}}
+    answer = ai.chat.completions.create(messages=[{"role": "user", "content": content}], **how)
+    audio = answer.choices[0].message.audio
+    assert audio is not None
+    assert decoded(base64.b64decode(audio.data), "flac").size == 60 * 480
+    assert answer.usage is not None
+    assert answer.usage.prompt_tokens > 100
+
+
+def test_a_text_is_spoken(ai: openai.OpenAI) -> None:
+    with ai.audio.speech.with_streaming_response.create(
+        model="omnirelay", input="Good morning.", voice="Chelsie", response_format="wav"
+    ) as response:
+        speech = b"".join(response.iter_bytes())
+    assert decoded(speech, "wav").size > 0
 
 
 @pytest.mark.parametrize(

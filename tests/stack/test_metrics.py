@@ -1,5 +1,7 @@
 """What the real processes tell Prometheus is what the documentation lists."""
 
+import pytest
+
 from scripts.reference import METRICS
 from shared.messages import STAGES
 from tests.support.http import Answer, Readings, get
@@ -31,6 +33,37 @@ def test_the_rules_and_the_dashboard_ask_for_metrics_that_are_there(stack: Runni
     told |= {"up", "omnirelay_tls_certificate_expiry_timestamp_seconds"}
     asked = [(query.owner, name) for query in queries() for name in query.names]
     assert [(owner, name) for owner, name in asked if name not in told] == []
+
+
+def test_a_request_moves_the_metrics_of_all_stages(stack: RunningStack) -> None:
+    before: dict[str, Readings] = {stage: read(stack, stage) for stage in STAGES}
+    done = chat_events(stack, "Tell me something.", *SHORT)[-1]
+    after: dict[str, Readings] = {stage: read(stack, stage) for stage in STAGES}
+
+    def change(stage: str, name: str, **labels: str) -> float:
+        return after[stage](name, stage=stage, **labels) - before[stage](name, stage=stage, **labels)
+
+    prompt, text = len(done["prompt_token_ids"]), len(done["text_token_ids"])
+    # The voice's row, and two that close the track; the last token has none.
+    assert change("thinker", "omnirelay_conditioning_rows_sent_total") == prompt + 1 + text - 1 + 2
+    assert change("thinker", "omnirelay_prefix_cache_queried_tokens_total") == prompt
+    assert change("thinker", "omnirelay_edge_sent_messages_total", edge="gateway") == text
+    sent = change("thinker", "omnirelay_edge_sent_bytes_total", edge="talker")
+    assert sent == change("talker", "omnirelay_edge_received_bytes_total", edge="talker") > 0
+    codes = change("talker", "omnirelay_edge_sent_messages_total", edge="token2wav")
+    assert codes == change("token2wav", "omnirelay_edge_received_messages_total", edge="token2wav") > 0
+    assert change("token2wav", "omnirelay_synthesis_audio_seconds_total") == pytest.approx(
+        done["audio_seconds"]
+    )
+    for stage in STAGES:
+        assert change(stage, "omnirelay_stage_step_seconds_count") > 0
+        assert change(stage, "omnirelay_stage_batch_requests_count") > 0
+        spent = {
+            activity: change(stage, "omnirelay_stage_seconds_total", activity=activity)
+            for activity in ("wait", "take", "model", "engine", "send")
+        }
+        assert min(spent.values()) > 0, spent
+        assert ask(stack, stage, "/livez").status == ask(stack, stage, "/readyz").status == 200
 
 
 def test_vllms_own_metrics_are_told_too_and_named_like_the_stage(stack: RunningStack) -> None:
