@@ -63,10 +63,18 @@ async def ask(c: Caller, last: str = "response.done") -> list[dict[str, Any]]:
 
 
 def vanish(c: Caller) -> None:
-    """As if the client's machine was switched off: nothing comes from its sockets any more."""
+    """As if the client's machine was switched off: its sockets neither send nor receive any more.
+
+    They stay open: aiortc never closes a connection whose reports it cannot send.
+    """
+
+    def lose(*_: object) -> None:
+        pass
+
     for transceiver in c.connection.getTransceivers():
         for protocol in transceiver.receiver.transport.transport._connection._protocols:
-            protocol.transport.abort()
+            protocol.transport.sendto = lose  # type: ignore[method-assign]
+            protocol.datagram_received = lose  # type: ignore[method-assign]
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
