@@ -73,8 +73,8 @@ def vanish(c: Caller) -> None:
 
     for transceiver in c.connection.getTransceivers():
         for protocol in transceiver.receiver.transport.transport._connection._protocols:
-            protocol.transport.sendto = lose  # type: ignore[method-assign]
-            protocol.datagram_received = lose  # type: ignore[method-assign]
+            protocol.transport.sendto = lose  # type: ignore[method-assign, assignment]
+            protocol.datagram_received = lose  # type: ignore[method-assign, assignment]
 
 
 def kinds(events: list[dict[str, Any]]) -> list[str]:
