@@ -1,11 +1,14 @@
 """Calls by WebRTC with a real peer: speech both ways, interruptions, endings."""
 
+import asyncio
+import itertools
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any, get_args
 
 import numpy as np
 import pytest
+from aiortc.rtp import HeaderExtensionsMap, RtpPacket
 
 from gateway.requests.metrics import CallEnd
 from tests.gateway.bench import Configure, Patch
@@ -189,6 +192,39 @@ async def test_a_call_ends_when_its_peer_vanishes(configure: Configure, monkeypa
         assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 1
         vanish(c)
         await free(b, "hung_up")
+
+
+def reporting() -> list[str]:
+    """The tasks that report what was received."""
+    coroutines = (each.get_coro() for each in asyncio.all_tasks())
+    return [name for each in coroutines if (name := getattr(each, "__qualname__", "")).endswith("._run_rtcp")]
+
+
+async def test_timestamps_that_no_report_can_hold_leave_nothing_open(
+    configure: Configure, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.webrtc.call.FAST_S", 1000.0)
+    monkeypatch.setattr("gateway.http.realtime.webrtc.peer.CLOSE_S", 0.5)
+
+    async with http_bench(configure(with_calls())) as b:
+        async with connected(b, QUIET) as c:
+            voice = c.connection.getTransceivers()[0]
+            everybody = len(reporting())
+            for number in itertools.count():
+                if len(reporting()) < everybody:
+                    break
+                # Each is 2^32 after or before the last one, and a little late: more than 32 bits on average.
+                packet = RtpPacket(
+                    payload_type=voice._codecs[0].payloadType or 0,
+                    sequence_number=number % 2**16,
+                    timestamp=number % 2 * (2**32 - 1),
+                    ssrc=77,
+                )
+                await voice.sender.transport._send_rtp(packet.serialize(HeaderExtensionsMap()))
+                await asyncio.sleep(0.02 if number > 500 and number % 2 else 0)
+            await c.hang_up()
+            await free(b, "hung_up")
+        assert not reporting()
 
 
 @pytest.mark.parametrize(

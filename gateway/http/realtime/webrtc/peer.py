@@ -338,11 +338,25 @@ class Peer:
     async def close(self) -> None:
         """Free sockets, threads and codecs, and tell the client."""
         self.opened.cancel()
-        try:
-            async with asyncio.timeout(CLOSE_S):
-                await self._connection.close()
-        except TimeoutError:
-            log.warning("a connection by WebRTC was not closed within %g s", CLOSE_S)
+        for step in (self._connection.close, self._free):
+            try:
+                async with asyncio.timeout(CLOSE_S):
+                    await step()
+                return
+            except TimeoutError:
+                log.warning("a connection by WebRTC was not closed within %g s", CLOSE_S)
+
+    async def _free(self) -> None:
+        """Close what aiortc leaves open: it waits for ever for a task that has failed.
+
+        That which sends reports fails at timestamps that no report can hold.
+        """
+        voice, sctp = self._connection.getTransceivers()[0], self._connection.sctp
+        await voice.sender.stop()
+        if sctp is not None:
+            await sctp.stop()
+        await voice.receiver.transport.stop()
+        await voice.receiver.transport.transport.stop()
 
     def _on_track(self, track: MediaStreamTrack) -> None:
         self.voice = track
