@@ -16,7 +16,6 @@ class Gpu(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     name: str
-    free_bytes: int
     total_bytes: int
     uuid: str = ""
 

@@ -44,13 +44,12 @@ WORKING_RATIO: Final = 0.25
 
 @dataclass(frozen=True)
 class Model:
-    """What a checkpoint's files say of the model; ``quantization`` is as ``config.json`` has it."""
+    """What a checkpoint's files say of the model."""
 
     dtype: str
     weights: Weights
     paged: Mapping[StageName, Paged]
     synthesis: SynthesisBytes
-    quantization: str | None = None
 
 
 def read_model(directory: Path, stages: Sequence[StageName] = STAGES) -> Model:
@@ -67,13 +66,11 @@ def read_model(directory: Path, stages: Sequence[StageName] = STAGES) -> Model:
         alone = "" if "thinker" in absent else ": a thinker alone is served with `text_only`"
         raise CheckpointError(f"there are no weights of {', '.join(absent)}{alone}")
     family.check_files(directory)
-    quantization = config.get("quantization_config")
     return Model(
         dtype_of(config),
         Weights(found.nbytes, elements, packed),
         family.paged(config),
         family.synthesis,
-        str(quantization.get("quant_method")) if isinstance(quantization, dict) else None,
     )
 
 

@@ -1,7 +1,6 @@
 """``python -m services.talker --config FILE`` runs the talker."""
 
 from pathlib import Path
-from typing import Any
 
 from services.families.known import family_of, require_family
 from services.families.memory import placed
@@ -9,17 +8,11 @@ from shared.checkpoints import read_config
 from shared.config import Config
 from shared.messages import TalkerInput, Token2WavInput
 from shared.stage.gateways import GatewayQueues
-from shared.stage.process import Context, run_stage
-from shared.stage.service import StageService
+from shared.stage.process import Built, Context, run_stage
 from shared.transport.routing import PeerQueues
 
 
-def build(
-    config: Config,
-    model: Path,
-    context: Context,
-    gateway: GatewayQueues,
-) -> tuple[StageService[Any], PeerQueues[Any] | None]:
+def build(config: Config, model: Path, context: Context, gateway: GatewayQueues) -> Built:
     """Make the talker's service."""
     from services.talker.service import TalkerService  # noqa: PLC0415 - after the environment is prepared
 

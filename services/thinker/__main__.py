@@ -1,7 +1,6 @@
 """``python -m services.thinker --config FILE`` runs the thinker."""
 
 from pathlib import Path
-from typing import Any
 
 from services.families.known import family_of, require_family
 from services.families.memory import placed
@@ -9,18 +8,12 @@ from shared.checkpoints import read_config
 from shared.config import Config
 from shared.messages import TalkerInput, ThinkerInput
 from shared.stage.gateways import GatewayQueues
-from shared.stage.process import Context, run_stage
-from shared.stage.service import StageService
+from shared.stage.process import Built, Context, run_stage
 from shared.transport.routing import PeerQueues
 from shared.vllm.environment import give_back_large_blocks
 
 
-def build(
-    config: Config,
-    model: Path,
-    context: Context,
-    gateway: GatewayQueues,
-) -> tuple[StageService[Any], PeerQueues[Any] | None]:
+def build(config: Config, model: Path, context: Context, gateway: GatewayQueues) -> Built:
     """Make the thinker's service."""
     from services.thinker.service import ThinkerService  # noqa: PLC0415 - after the environment is prepared
 

@@ -1,7 +1,6 @@
 """``python -m services.token2wav --config FILE`` runs token2wav."""
 
 from pathlib import Path
-from typing import Any
 
 from services.families.known import family_of, require_family
 from services.families.memory import placed
@@ -9,17 +8,11 @@ from shared.checkpoints import read_config
 from shared.config import Config
 from shared.messages import Token2WavInput
 from shared.stage.gateways import GatewayQueues
-from shared.stage.process import Context, run_stage
-from shared.stage.service import StageService
+from shared.stage.process import Built, Context, run_stage
 
 
-def build(
-    config: Config,
-    model: Path,
-    context: Context,  # noqa: ARG001 - all stages are built alike; this one sends to the gateway alone
-    gateway: GatewayQueues,
-) -> tuple[StageService[Any], None]:
-    """Make token2wav's service."""
+def build(config: Config, model: Path, context: Context, gateway: GatewayQueues) -> Built:  # noqa: ARG001
+    """Make token2wav's service, which sends to the gateway alone."""
     from services.token2wav.service import Token2WavService  # noqa: PLC0415 - after the environment is prepared
 
     family = family_of(read_config(model)).token2wav()

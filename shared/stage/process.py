@@ -41,8 +41,9 @@ if TYPE_CHECKING:
     from shared.tracing.otel import Tracer
 
 Context = zmq.Context[zmq.Socket[bytes]]
-Build = Callable[[Config, Path, Context, GatewayQueues], tuple[StageService[Any], PeerQueues[Any] | None]]
-"""Creates the stage's service, and its queues to the next stage (None for the last)."""
+Built = tuple[StageService[Any], PeerQueues[Any] | None]
+"""A stage's service, and its queues to the next stage (None for the last)."""
+Build = Callable[[Config, Path, Context, GatewayQueues], Built]
 Check = Callable[[Path], object]
 """Raises :class:`omnirelay.errors.CheckpointError` if the checkpoint in a directory cannot be served."""
 

@@ -36,7 +36,7 @@ def _read(index: int) -> Gpu:
     # NVML, which vLLM asks, knows of a slice only the size of the whole card.
     total = _slice_bytes(index) or current_platform.get_device_total_memory(index)
     name = current_platform.get_device_name(index)
-    return Gpu(name=name, free_bytes=total, total_bytes=total, uuid=_uuid(index))
+    return Gpu(name=name, total_bytes=total, uuid=_uuid(index))
 
 
 def _slice_bytes(index: int) -> int | None:

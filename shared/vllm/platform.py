@@ -17,7 +17,7 @@ from vllm.distributed.parallel_state import (
 )
 from vllm.engine.arg_utils import EngineArgs
 from vllm.model_executor.models import ModelRegistry
-from vllm.platforms import current_platform
+from vllm.platforms import CpuArchEnum, current_platform
 from vllm.v1.attention.backends.registry import AttentionBackendEnum
 from vllm.v1.engine.llm_engine import LLMEngine
 
@@ -45,22 +45,40 @@ def require_platform() -> None:
     )
 
 
+def lacks_avx512() -> bool:
+    """Whether vLLM computes on an x86 processor without AVX-512: its operators for it are fewer."""
+    x86 = current_platform.is_cpu() and current_platform.get_cpu_architecture() == CpuArchEnum.X86
+    return x86 and not torch.cpu._is_avx512_supported()
+
+
 def require_quantization(stage: StageName, model: Path, config: EngineConfig) -> None:
-    """Check that this machine can compute with the weights as they are quantised.
+    """Check that this machine can compute with weights and a KV cache that are quantised so.
 
     Raises:
-        StageStartError: It cannot; vLLM would fail over a missing operator.
+        StageStartError: It cannot; vLLM would fail over a missing operator, some only at the first request.
         CheckpointError: config.json cannot be read.
     """
     values = read_config(model)
     of_thinker = (values.get("thinker_config") or {}).get("text_config") or {}
     told = values.get("quantization_config") or of_thinker.get("quantization_config") or {}
     # What config.json says is of the thinker's weights alone.
-    method = config.quantization or (told.get("quant_method") if stage == "thinker" else None)
+    method = config.quantization or (told.get("quant_method") if stage == "thinker" else None) or ""
     if method == "fp8" and current_platform.is_cpu() and not torch.cpu._is_amx_tile_supported():
         raise StageStartError(
             "weights of FP8 cannot be computed here: vLLM's CPU build needs a processor with AMX for them; "
             "take a checkpoint of plain weights, or of four bits (AWQ, GPTQ)"
+        )
+    if not lacks_avx512():
+        return
+    if "awq" in method or "gptq" in method:
+        raise StageStartError(
+            f"weights of four bits ({method}) cannot be computed here: vLLM's CPU build needs a processor "
+            "with AVX-512 for them; take a checkpoint of plain weights"
+        )
+    if config.kv_cache_dtype != "auto":
+        raise StageStartError(
+            f"stages.{stage}.engine.kv_cache_dtype is {config.kv_cache_dtype}: vLLM's CPU build needs a "
+            "processor with AVX-512 for that; leave it at auto"
         )
 
 

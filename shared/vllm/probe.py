@@ -24,16 +24,14 @@ def probe() -> EngineReport:
     import vllm  # noqa: PLC0415
     from vllm.platforms import current_platform  # noqa: PLC0415
 
-    gpus = []
-    for index in range(torch.cuda.device_count() if torch.cuda.is_available() else 0):
-        free, total = torch.cuda.mem_get_info(index)
-        gpus.append(Gpu(name=torch.cuda.get_device_name(index), free_bytes=free, total_bytes=total))
+    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+    found = [torch.cuda.get_device_properties(index) for index in devices]
     return EngineReport(
         torch=str(torch.__version__),
         cuda=torch.version.cuda,
         vllm=vllm.__version__,
         platform=current_platform.device_type,
-        gpus=gpus,
+        gpus=[Gpu(name=each.name, total_bytes=each.total_memory) for each in found],
         driver=_driver(),
     )
 

@@ -31,18 +31,13 @@ from tests.gateway.test_http_tools import WEATHER
 NAMES = st.sampled_from(
     ["type", "role", "content", "audio", "text", "input", "output", "voice", "format", "turn_detection", "id"]
 )
-WORDS = st.sampled_from(
-    ["message", "user", "assistant", "input_text", "input_audio", "input_image", "AAAA", "?"]
-)
+WORDS = st.sampled_from(["message", "user", "assistant", "input_text", "input_audio", "AAAA", "?"])
+NUMBERS = st.integers(-5, 5) | st.floats(allow_nan=False, allow_infinity=False)
+KEYS = NAMES | st.sampled_from([*NEUTRAL])
 JSON = st.recursive(
-    st.none()
-    | st.booleans()
-    | st.integers(-5, 5)
-    | st.floats(allow_nan=False, allow_infinity=False)
-    | WORDS
-    | st.text(max_size=5),
-    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(NAMES | st.sampled_from([*NEUTRAL]), inner),
-    max_leaves=12,
+    st.none() | st.booleans() | NUMBERS | WORDS | st.text(max_size=5),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(KEYS, inner, max_size=3),
+    max_leaves=8,
 )
 
 

@@ -15,7 +15,7 @@ from benchmarks.quality.answers import Asked, SpokenReply, ask_all, held_out_req
 from labs.training.measure.recognizer import word_errors
 from services.families.qwen2_5_omni.token2wav.dit import HalfLinear
 from services.token2wav.chunks import SynthesisChunk
-from tests.support.quantised import quantise
+from tests.support.quantised import needs_four_bits, quantise
 from tests.support.restarting import RestartingStack
 from tests.token2wav.test_t2w_sound import CODES
 
@@ -49,6 +49,7 @@ async def test_half_precision_speaks_as_float32_does(
         check(await ask_all(server.address, asked, clients=4), plain)
 
 
+@needs_four_bits
 @pytest.mark.parametrize(("kind", "dtype"), [("awq", "float16"), ("gptq", "bfloat16")])
 async def test_a_thinker_of_four_bits_speaks_as_a_plain_one_does(
     speaking_checkpoint: Path,

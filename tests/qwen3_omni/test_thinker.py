@@ -160,7 +160,7 @@ def test_a_checkpoint_of_a_thinker_alone(tmp_path: Path, make_thinker: MakeThink
     model, (finding,) = examine(config)
     assert finding.level == "ok"
     assert model is not None
-    gpu = Gpu(name="Stand-in", free_bytes=2**33, total_bytes=2**33)
+    gpu = Gpu(name="Stand-in", total_bytes=2**33)
     assert need_of(config, model, "thinker", gpu).fixed > model.weights.nbytes
     rig = make_thinker(tmp_path, max_model_len=256)
     prompt = PROMPTS["system"]

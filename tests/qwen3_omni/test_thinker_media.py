@@ -24,7 +24,7 @@ from tests.qwen3_omni.tiny import Reference, Spoken
 from tests.support.camera import as_sent, frames, said, video_file
 from tests.support.conversations import Conversation, Item, Processor, asks, examples
 from tests.support.media import encode_audio, speech
-from tests.support.quantised import QUANTISED, quantise
+from tests.support.quantised import QUANTISED, needs_four_bits, quantise
 from tests.support.thinking import MakeThinker, ThinkerRig, request_about, speech_of
 
 IDS = TINY.special_ids
@@ -200,6 +200,7 @@ def test_axes_beside_each_other() -> None:
     assert in_sections([1, 3, 2]) == [0, 1, 1, 1, 2, 2]
 
 
+@needs_four_bits
 @pytest.mark.long
 def test_attention_of_four_bits_gives_the_rows_of_the_weights_it_stands_for(
     checkpoint: Path,

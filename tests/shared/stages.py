@@ -145,7 +145,6 @@ class Harness:
         self.context = context
         self.router = context.socket(zmq.ROUTER)
         self.router.bind(ANY_PORT)
-        self.heartbeats = 0
         self.decoder: Decoder[ControlToGateway] = Decoder(ControlToGateway)
         self._done: list[AbortDone] = []
         self._heard: list[Heartbeat] = []

@@ -93,28 +93,32 @@ def test_blackwell_without_nvcc_takes_kernels_that_are_compiled(
 @pytest.mark.parametrize(
     ("checkpoint", "config", "refused"),
     [
-        ({"quantization_config": {"quant_method": "fp8"}}, {}, True),
-        ({"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}}, {}, True),
-        ({}, {"quantization": "fp8"}, True),
-        ({"quantization_config": {"quant_method": "awq"}}, {}, False),
-        ({}, {}, False),
+        ({"quantization_config": {"quant_method": "fp8"}}, {}, "FP8 .* needs a processor with AMX"),
+        ({"thinker_config": {"text_config": {"quantization_config": {"quant_method": "fp8"}}}}, {}, "AMX"),
+        ({"quantization_config": {"quant_method": "awq"}}, {}, r"four bits \(awq\) .* AVX-512"),
+        ({}, {"quantization": "gptq_marlin"}, "AVX-512"),
+        ({}, {"kv_cache_dtype": "fp8"}, "stages.thinker.engine.kv_cache_dtype is fp8: .* AVX-512"),
+        ({}, {}, None),
     ],
 )
-def test_fp8_is_refused_on_a_processor_that_cannot_compute_it(
+def test_what_a_processor_cannot_compute_is_refused(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     checkpoint: dict[str, Any],
     config: dict[str, Any],
-    refused: bool,
+    refused: str | None,
 ) -> None:
     (tmp_path / "config.json").write_text(json.dumps(checkpoint), encoding="utf-8")
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
     engine = EngineConfig(**config)
-    with pytest.raises(StageStartError, match="needs a processor with AMX") if refused else nullcontext():
-        platform.require_quantization("thinker", tmp_path, engine)
-    if not config:
-        platform.require_quantization("talker", tmp_path, engine)
-    monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda: True)
+    on(monkeypatch, CpuPlatform())
+    for able in (False, True):
+        monkeypatch.setattr(torch.cpu, "_is_amx_tile_supported", lambda able=able: able)
+        monkeypatch.setattr(torch.cpu, "_is_avx512_supported", lambda able=able: able)
+        with pytest.raises(StageStartError, match=refused) if refused and not able else nullcontext():
+            platform.require_quantization("thinker", tmp_path, engine)
+        if not config:
+            platform.require_quantization("talker", tmp_path, engine)
+    on(monkeypatch, Cuda(9))
     platform.require_quantization("thinker", tmp_path, engine)
 
 

@@ -90,7 +90,7 @@ THREE = Model(
 
 
 def gpu(gib: float, uuid: str = "GPU-a") -> Gpu:
-    return Gpu(name="Stand-in", free_bytes=int(gib * GIB), total_bytes=int(gib * GIB), uuid=uuid)
+    return Gpu(name="Stand-in", total_bytes=int(gib * GIB), uuid=uuid)
 
 
 def configured(**stages: Any) -> Config:
@@ -134,7 +134,7 @@ needs = st.lists(
 
 @given(st.integers(GIB, 200 * GIB), needs)
 def test_shares_never_exceed_the_gpu_and_hold_the_longest_request(total: int, found: list[Need]):
-    whole = Gpu(name="Stand-in", free_bytes=total, total_bytes=total)
+    whole = Gpu(name="Stand-in", total_bytes=total)
     named = [
         Need(stage, need.processes, need.fixed, need.position, need.longest, need.most)
         for stage, need in zip(STAGES, found, strict=False)

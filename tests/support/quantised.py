@@ -6,8 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 from safetensors.torch import load_file, save_file
+
+from shared.vllm.platform import lacks_avx512
 
 GROUP = 32
 AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
@@ -15,6 +18,7 @@ AWQ_ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 IN_ORDER = tuple(range(8))
 QUANTISED = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 
+needs_four_bits = pytest.mark.skipif(lacks_avx512(), reason="four bits need AVX-512 on a CPU")
 
 Quantised = tuple[dict[str, torch.Tensor], torch.Tensor]
 

@@ -6,9 +6,10 @@ import psutil
 import pytest
 import torch
 
+from shared.vllm.platform import lacks_avx512
 from tests.support.answers import Reference, random_prompt
 from tests.support.conversations import Processor, examples
-from tests.support.quantised import FORMATS, quantise
+from tests.support.quantised import FORMATS, needs_four_bits, quantise
 from tests.support.thinking import MakeThinker, ThinkerRig, speech_of, thinker_request
 from tests.support.workers import TWO, check_loss, prepare_two, shared_names, workers_of_engine
 from tests.thinker.test_thinker_media import check, expected, request_of
@@ -38,6 +39,7 @@ def difference(rows: torch.Tensor, others: torch.Tensor) -> float:
     return float((rows - others).norm() / others.norm())
 
 
+@needs_four_bits
 def test_four_bits_answer_as_the_weights_they_stand_for_in_transformers(
     checkpoints: tuple[Path, Path],
     tiny_checkpoint: Path,
@@ -61,6 +63,7 @@ def test_four_bits_answer_as_the_weights_they_stand_for_in_transformers(
     assert difference(whole, rows) > 5 * rounding
 
 
+@pytest.mark.skipif(lacks_avx512(), reason="vLLM's CPU build needs AVX-512 for a cache of FP8")
 def test_a_quantised_cache_changes_rows_little(tiny_checkpoint: Path, make_thinker: MakeThinker) -> None:
     plain, quantised = (
         make_thinker(tiny_checkpoint, dtype="bfloat16", kv_cache_dtype=dtype) for dtype in ("auto", "fp8")

@@ -22,8 +22,8 @@ from tests.gateway.checkpoint_dir import levels, only
 from tests.support.children import ROOT
 
 GIB = 2**30
-BIG = Gpu(name="Big", free_bytes=79 * GIB, total_bytes=80 * GIB)
-SMALL = Gpu(name="Small", free_bytes=7 * GIB, total_bytes=8 * GIB)
+BIG = Gpu(name="Big", total_bytes=80 * GIB)
+SMALL = Gpu(name="Small", total_bytes=8 * GIB)
 MODEL = Model(
     dtype="bfloat16",
     weights=Weights(22 * GIB, {"thinker": 9 * GIB, "talker": 1 * GIB, "token2wav": GIB // 2}),
