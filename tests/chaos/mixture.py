@@ -9,7 +9,7 @@ from typing import Final
 
 import msgspec
 
-from omnirelay import Client, GenerateRequest, SamplingOverrides, error_codes
+from omnirelay import Client, GenerateRequest, error_codes
 from omnirelay.client.request import build_request
 from omnirelay.errors import CancelledRequestError, GatewayUnreachableError, OmniRelayError
 from omnirelay.events import AcceptedEvent, CodecEvent, ErrorEvent
@@ -23,7 +23,7 @@ from omnirelay.protocol import (
     pack,
     parse_tcp,
 )
-from tests.chaos.streams import Heard
+from tests.chaos.streams import CHUNK_FRAMES, Heard, draws
 from tests.support.media import clip, picture, spoken
 
 VARIANTS: Final = 4
@@ -34,10 +34,6 @@ TIMEOUT_S: Final = 300.0
 
 Kind = str
 Name = str | None
-
-
-def _draws(tokens: int, greedy: bool) -> SamplingOverrides:
-    return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0 if greedy else 0.9)
 
 
 def catalogue() -> dict[Kind, list[GenerateRequest]]:
@@ -51,8 +47,9 @@ def catalogue() -> dict[Kind, list[GenerateRequest]]:
             prompt_token_ids=[number + 1] * (10 + 7 * number),
             seed=number,
             streaming=streaming,
-            text_sampling=_draws(24 + 8 * number, number % 2 == 0),
-            codec_sampling=_draws(72 + 40 * number, number // 2 == 0),
+            chunk_frames=CHUNK_FRAMES if streaming else [],
+            text_sampling=draws(24 + 8 * number, number % 2 == 0),
+            codec_sampling=draws(72 + 40 * number, number // 2 == 0),
         )
 
     return {
@@ -61,7 +58,7 @@ def catalogue() -> dict[Kind, list[GenerateRequest]]:
                 f"Question number {number}?",
                 speech=False,
                 seed=number,
-                text_sampling=_draws(60 + 20 * number, number % 2 == 0),
+                text_sampling=draws(60 + 20 * number, number % 2 == 0),
             )
         ),
         "speech": some(speech),
@@ -72,8 +69,9 @@ def catalogue() -> dict[Kind, list[GenerateRequest]]:
                 images=picture("png", number),
                 audio=spoken(),
                 seed=number,
-                text_sampling=_draws(16, number % 2 == 0),
-                codec_sampling=_draws(60, number // 2 == 0),
+                chunk_frames=CHUNK_FRAMES,
+                text_sampling=draws(16, number % 2 == 0),
+                codec_sampling=draws(60, number // 2 == 0),
             )
         ),
         "video, text": some(
@@ -82,7 +80,7 @@ def catalogue() -> dict[Kind, list[GenerateRequest]]:
                 videos=clip("mp4", 1.5, 12, 112, 160, seed=number),
                 speech=False,
                 seed=number,
-                text_sampling=_draws(24, number % 2 == 0),
+                text_sampling=draws(24, number % 2 == 0),
             )
         ),
     }

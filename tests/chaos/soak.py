@@ -35,7 +35,6 @@ TARGETS: Final[tuple[Target, ...]] = (*STAGES, *STAGES, "gateway")
 """The gateway half as often as a stage."""
 MANNERS: Final = ("whole", "whole", "whole", "slowly", "cancelled", "left")
 _HOW: Final = {
-    "whole": "",
     "slowly": ", read slowly",
     "cancelled": ", cancelled on the way",
     "left": ", its client goes away",
@@ -162,7 +161,7 @@ class Load:
             turned_away += 1
             if self._stopping.wait(0.2):
                 return True
-        what = f"{kind}{_HOW[manner]}"
+        what = f"{kind}{_HOW.get(manner, '')}"
         if isinstance(heard.error, GatewayUnreachableError) and self._note_cut_off(
             what, taken=name is not None, began=began, slow=manner == "slowly"
         ):

@@ -17,6 +17,8 @@ from omnirelay.events import DoneEvent
 
 TEXT_TOKENS: Final = 48
 CODEC_TOKENS: Final = 192
+CHUNK_FRAMES: Final = [12, 24, 48, 96]
+"""How streamed speech is cut; chunks that are cut to come in time have other samples."""
 COME_AGAIN_S: Final = 120.0
 """How long a client that is turned away asks again."""
 
@@ -107,21 +109,19 @@ def _other_samples(chunks: list[Chunk], others: list[Chunk]) -> list[str]:
     ]
 
 
+def draws(tokens: int, greedy: bool) -> SamplingOverrides:
+    """Exactly so many tokens."""
+    return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0 if greedy else 0.9)
+
+
 def request_for(number: int) -> GenerateRequest:
-    """One of the requests: greedy and drawn with a seed in turn, every fourth in one piece at the end.
-
-    Streamed ones are cut as told, so that their samples can be compared.
-    """
-
-    def draws(tokens: int, greedy: bool) -> SamplingOverrides:
-        return SamplingOverrides(max_tokens=tokens, min_tokens=tokens, temperature=0.0 if greedy else 0.9)
-
+    """One of the requests: greedy and drawn with a seed in turn, every fourth in one piece at the end."""
     streaming = number % 4 != 3
     return GenerateRequest(
         prompt_token_ids=[number + 1] * (10 + number),
         seed=number,
         streaming=streaming,
-        chunk_frames=[12, 24, 48, 96] if streaming else [],
+        chunk_frames=CHUNK_FRAMES if streaming else [],
         text_sampling=draws(TEXT_TOKENS, greedy=number % 2 == 0),
         codec_sampling=draws(CODEC_TOKENS, greedy=number // 2 % 2 == 0),
     )
