@@ -18,8 +18,9 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.quota import MemoryBudget
+from gateway.http.body import find
 from gateway.http.fields import convert
-from gateway.http.openai import messages, responses
+from gateway.http.openai import messages, responses, strings
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
@@ -65,6 +66,16 @@ def test_results_of_tools_are_joined_once(monkeypatch: Patch) -> None:
     joined = joined_results(asked, [question, *results, question])
     assert joined == [question, ChatMessage("user", "\n".join(map(str, range(100)))), question]
     assert len(made) == 1
+
+
+def test_quotes_are_not_searched_one_by_one(monkeypatch: Patch) -> None:
+    """100 MiB of them kept the thread that parses for a minute."""
+    found: list[int] = []
+    monkeypatch.setattr(strings, "find", lambda *given: found.append(0) or find(*given))
+    monkeypatch.setattr(strings, "MAX_STRINGS", 100)
+    assert strings.parse(bytearray(b'{"":"%b"}' % (b'\\"' * 2**15)), 1).values == {"": '"' * 2**15}
+    strings.parse(bytearray(b'{"":[%b0]}' % (b'"",' * 2**15)), 1)
+    assert len(found) < 200
 
 
 def test_kept_messages_without_text_count_with_what_they_take() -> None:
