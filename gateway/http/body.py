@@ -151,6 +151,9 @@ async def _unpacked(request: Request) -> AsyncIterator[bytes]:
                 left = unpacker.unconsumed_tail
                 more = bool(left) or len(unpacked) == PIECE_BYTES
                 await asyncio.sleep(0)
+            if unpacker.unused_data:
+                # More would be kept uncounted, and copied with each piece that comes.
+                break
     except zlib.error as error:
         raise InvalidRequestError(f"the body cannot be unpacked as gzip: {error}") from error
     if not unpacker.eof or unpacker.unused_data:
