@@ -27,6 +27,7 @@ from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import ClientEvent
+from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules
 from gateway.http.realtime.items import Item, Recorded, read_item, sound_item
 from gateway.http.realtime.protocol import BoundedWebSocket
 from gateway.http.realtime.responses import Responses
@@ -295,6 +296,20 @@ def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: Patch) ->
     deleted = conversation.make_room()
     assert 300 < len(deleted) < MAX_ITEMS
     assert weighed == MAX_ITEMS
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_deleted_recording_does_not_wait_for_its_transcript(alone: bool) -> None:
+    """64 of 12 MiB were kept, and not counted, of each session."""
+    conversation = RealtimeConversation(MediaConfig(), MemoryBudget(2**30, lambda: 1).of("a"))
+    transcriber: Any = Transcriber(*[Any] * 3, conversation, *[Any] * 2)  # type: ignore[arg-type]
+    item = sound_item(bytearray(), "x", Recorded([AudioPart(data=memoryview(bytes(100)))]))
+    conversation.add(item)
+    await transcriber.add(item, TranscriptionRules(), alone)
+    assert item.memory > 100
+    conversation.remove("x")
+    assert item.memory < 100
+    await transcriber.close()
 
 
 MIB = 2**20
