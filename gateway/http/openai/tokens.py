@@ -56,9 +56,7 @@ class TokensApi(Api):
             InvalidRequestError: It is invalid.
         """
         context = self._context
-        asked = await read_body(
-            request, context, lambda body: read_fields(read_object(body), DetokenizeFields)
-        )
+        asked = await read_body(request, context, lambda b: read_fields(read_object(b), DetokenizeFields))
         context.require_model(asked.model or context.model)
         text = await context.parsing.run(context.share(request), self._text, asked.tokens)
         return json_response({"prompt": text})

@@ -324,10 +324,9 @@ class Peer:
 
     async def watch(self) -> None:
         """Return when the client makes aiortc keep more than a client needs; it has no limits of its own."""
-        receiver = self._connection.getTransceivers()[0].receiver
         sctp = self._connection.sctp
         while (
-            len(receiver.getSynchronizationSources()) <= MAX_SOURCES
+            len(self._connection.getTransceivers()[0].receiver.getSynchronizationSources()) <= MAX_SOURCES
             and (sctp is None or sctp._advertised_rwnd >= -MAX_UNASSEMBLED)
             and not (isinstance(self.voice, RemoteStreamTrack) and self.voice._queue.qsize() > MAX_UNHEARD)
         ):
