@@ -42,14 +42,14 @@ class Place:
     idle: Callable[[], bool] = lambda: False
 
     def move(self, holder: str) -> bool:
-        """Transfer it to another holder; false if that exceeds the holder's share."""
+        """Transfer it to another holder; false, and it is not, if that exceeds the holder's share."""
         places = self._places
         if holder == self.holder or self not in places.taken:
             return True
         places.quota.give(self.holder)
-        fits = places.quota.has_for(holder)
-        places.quota.take(holder)
-        self.holder = holder
+        if fits := places.quota.has_for(holder):
+            self.holder = holder
+        places.quota.take(self.holder)
         return fits
 
     def leave(self) -> None:

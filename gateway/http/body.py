@@ -143,14 +143,16 @@ async def _unpacked(request: Request) -> AsyncIterator[bytes]:
     unpacker = zlib.decompressobj(16 + zlib.MAX_WBITS)
     try:
         async for piece in request.stream():
-            left, more = piece, bool(piece)
-            while more:
+            left, unpacked = piece, b""
+            while left or len(unpacked) == PIECE_BYTES:
                 # In pieces of bounded size: a packed byte can stand for a thousand.
                 unpacked = unpacker.decompress(left, PIECE_BYTES)
                 yield unpacked
                 left = unpacker.unconsumed_tail
-                more = bool(left) or len(unpacked) == PIECE_BYTES
                 await asyncio.sleep(0)
+            if unpacker.unused_data:
+                # More would be kept uncounted, and copied with each piece that comes.
+                break
     except zlib.error as error:
         raise InvalidRequestError(f"the body cannot be unpacked as gzip: {error}") from error
     if not unpacker.eof or unpacker.unused_data:

@@ -12,6 +12,8 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.access.places import Places, Proxies, holder_of
+from gateway.http.guards.keys import move
+from omnirelay.errors import BusyError
 from omnirelay.events import ErrorEvent
 from omnirelay.protocol import (
     MAX_PIECE_BYTES,
@@ -226,6 +228,11 @@ def test_a_key_takes_its_connection_out_of_the_share_of_its_address() -> None:
         assert each.move("alice")
     more = taken.take("192.0.2.1", lambda: None)
     assert more is not None
+    # Of which its holder has a share, too, whatever it moves: one key took all places by WebSockets.
+    assert [each.move("alice") for each in (more, held[2]) if each is not None] == [True, True]
+    for _ in range(2):
+        with pytest.raises(BusyError):
+            move({"state": {protocol.PLACE: held[3]}}, "alice")
     for each in (*held, more, more):
         assert each is not None
         each.leave()

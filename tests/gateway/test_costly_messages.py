@@ -2,28 +2,33 @@
 
 import asyncio
 import base64
+import gzip
 import json
 import socket
 import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import pytest
+from starlette.requests import Request
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.quota import MemoryBudget
+from gateway.http.body import _unpacked, find
 from gateway.http.fields import convert
-from gateway.http.openai import messages, responses
+from gateway.http.openai import messages, responses, strings
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import ClientEvent
+from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules
 from gateway.http.realtime.items import Item, Recorded, read_item, sound_item
 from gateway.http.realtime.protocol import BoundedWebSocket
 from gateway.http.realtime.responses import Responses
@@ -65,6 +70,29 @@ def test_results_of_tools_are_joined_once(monkeypatch: Patch) -> None:
     joined = joined_results(asked, [question, *results, question])
     assert joined == [question, ChatMessage("user", "\n".join(map(str, range(100)))), question]
     assert len(made) == 1
+
+
+def test_quotes_are_not_searched_one_by_one(monkeypatch: Patch) -> None:
+    """100 MiB of them kept the thread that parses for a minute."""
+    searches = count()
+    monkeypatch.setattr(strings, "find", lambda *given: (next(searches), find(*given))[1])
+    monkeypatch.setattr(strings, "MAX_STRINGS", 100)
+    assert strings.parse(bytearray(b'{"":"%b"}' % (b'\\"' * 2**15)), 1).values == {"": '"' * 2**15}
+    strings.parse(bytearray(b'{"":[%b0]}' % (b'"",' * 2**15)), 1)
+    assert next(searches) < 200
+
+
+async def test_what_follows_a_packed_body_is_not_kept() -> None:
+    """12 MB of it kept the event loop for 10 s."""
+    pieces = iter([gzip.compress(b"{}"), b"x", b"x"])
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": next(pieces), "more_body": True}
+
+    request = Request({"type": "http", "headers": [(b"content-encoding", b"gzip")]}, receive)
+    with pytest.raises(InvalidRequestError, match="one whole"):
+        _ = [each async for each in _unpacked(request)]
+    assert list(pieces) == [b"x"]
 
 
 def test_kept_messages_without_text_count_with_what_they_take() -> None:
@@ -269,6 +297,21 @@ def test_a_conversation_that_is_cut_weighs_each_item_once(monkeypatch: Patch) ->
     deleted = conversation.make_room()
     assert 300 < len(deleted) < MAX_ITEMS
     assert weighed == MAX_ITEMS
+
+
+@pytest.mark.parametrize("alone", [True, False])
+async def test_a_deleted_recording_does_not_wait_for_its_transcript(alone: bool) -> None:
+    """64 of 12 MiB were kept, and not counted, of each session."""
+    conversation = RealtimeConversation(MediaConfig(), MemoryBudget(2**30, lambda: 1).of("a"))
+    unused: Any = None
+    transcriber = Transcriber(unused, unused, unused, conversation, unused, unused)
+    item = sound_item(bytearray(), "x", Recorded([AudioPart(data=memoryview(bytes(100)))]))
+    conversation.add(item)
+    await transcriber.add(item, TranscriptionRules(), alone)
+    assert item.memory > 100
+    conversation.remove("x")
+    assert item.memory < 100
+    await transcriber.close()
 
 
 MIB = 2**20

@@ -303,6 +303,18 @@ async def many_sources(c: Caller) -> None:
         await transport._send_rtp(packet.serialize())
 
 
+async def speak_unheard(c: Caller) -> None:
+    """The session waits until its client has read events, which it never does."""
+    sctp: Any = c.connection.sctp
+    sctp._send_sack = lambda: asyncio.sleep(0)
+    content = [{"type": "input_text", "text": "x" * 50_000}]
+    c.send(
+        "conversation.item.create", item={"type": "message", "id": "x", "role": "user", "content": content}
+    )
+    for _ in range(30):
+        c.send("conversation.item.retrieve", item_id="x")
+
+
 async def send_chunks(
     c: Caller, count: int, *, apart: int = 1, streams: bool = False, data: bytes = b"x"
 ) -> None:
@@ -377,13 +389,14 @@ def test_datagrams_are_as_long_as_a_network_carries() -> None:
 
 @pytest.mark.parametrize(
     "attack",
-    [open_channels, many_sources, endless_message, many_parts, many_streams],
-    ids=["channels", "sources", "an endless message", "many parts", "many streams"],
+    [open_channels, many_sources, endless_message, many_parts, many_streams, speak_unheard],
+    ids=["channels", "sources", "an endless message", "many parts", "many streams", "unheard speech"],
 )
 async def test_clients_that_fill_memory_are_disconnected(
     configure: Configure, monkeypatch: Patch, attack: Callable[[Caller], Awaitable[None]]
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.webrtc.peer.CHECK_S", 0.1)
+    monkeypatch.setattr("gateway.http.realtime.webrtc.peer.MAX_UNHEARD", 50)
     # 2048 take seconds to send.
     monkeypatch.setattr("gateway.http.realtime.webrtc.peer.MAX_CHUNKS", MOST_CHUNKS)
 

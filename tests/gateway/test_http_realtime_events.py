@@ -117,10 +117,13 @@ def test_a_session_shows_no_field_that_was_not_set() -> None:
     assert names(off.shown("sess_1", "model")) == {"turn_detection"}
 
 
-def test_metadata_of_a_response_are_bounded_as_openai_bounds_them() -> None:
+def test_metadata_of_a_response_are_bounded_as_openai_bounds_them_and_its_items() -> None:
     for metadata in ({"a": "x" * 513}, {"a" * 65: "x"}, {str(number): "x" for number in range(17)}):
         with pytest.raises(InvalidRequestError):
             convert_given({"metadata": metadata}, ResponseOptions, "response")
+    with pytest.raises(InvalidRequestError, match=r"response\.input: .* <= 512"):
+        # 43,000 references to a result, which are joined, stopped the gateway for 4 s.
+        convert_given({"input": [{}] * 513}, ResponseOptions, "response")
     kept = {"a" * 64: "x" * 512}
     assert convert_given({"metadata": kept}, ResponseOptions, "response").metadata == kept
 

@@ -30,6 +30,7 @@ def check_key(access: Access, scope: Scope) -> None:
 
     Raises:
         UnauthenticatedError: A key is needed, and is missing or invalid.
+        BusyError: It has too many connections.
     """
     if is_open(scope["path"]):
         return
@@ -62,10 +63,14 @@ def ephemeral_of(scope: Scope) -> EphemeralKey | None:
     return key
 
 
-def move(scope: Scope, holder: str) -> bool:
-    """Count a request's connection for another holder; see :meth:`gateway.access.places.Place.move`."""
+RETRY_MS: Final = 1000
+
+
+def move(scope: Scope, holder: str) -> None:
+    """Count a request's connection for another holder, or raise BusyError."""
     place: Place | None = scope.get("state", {}).get(PLACE)
-    return place is None or place.move(holder)
+    if place is not None and not place.move(holder):
+        raise BusyError("too many connections of this key or address are open", RETRY_MS)
 
 
 def _client_of_ephemeral(access: Access, value: str, peer: str, scope: Scope) -> Principal:
@@ -95,9 +100,6 @@ def _only(values: list[str]) -> str:
     return values[0] if len(values) == 1 else ""
 
 
-RETRY_MS: Final = 1000
-
-
 def check_forwarded(proxies: Proxies, scope: Scope) -> None:
     """Take the client's address from ``X-Forwarded-For`` if a trusted proxy sent the request.
 
@@ -110,5 +112,4 @@ def check_forwarded(proxies: Proxies, scope: Scope) -> None:
     address = proxies.client(Headers(scope=scope).getlist("x-forwarded-for"))
     if address is not None:
         scope["client"] = (address, port)
-        if not move(scope, holder_of(address)):
-            raise BusyError("too many connections of this address are open", RETRY_MS)
+        move(scope, holder_of(address))

@@ -4,11 +4,13 @@ Parsing would copy a base64 file of many megabytes into a string, and decoding w
 call that blocks all other threads.  So long strings are cut out before parsing, and decoded in pieces.
 """
 
+import re
 import secrets
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any, Final, NamedTuple, TypeVar
 
-from gateway.http.body import find, read_object
+from gateway.http.body import MAX_MEMBERS, MAX_VALUES, SEARCHED, find, read_object
 from gateway.input.urls import MAX_HEADER_CHARACTERS, PIECE_CHARACTERS, decode_base64, is_data_url
 from omnirelay.content import AudioPart, ImagePart, VideoPart
 from omnirelay.errors import InvalidRequestError
@@ -18,6 +20,10 @@ MIN_LENGTH: Final = 2**16
 T = TypeVar("T", AudioPart, ImagePart, VideoPart)
 QUOTE: Final = b'"'
 BACKSLASH: Final = b"\\"
+_PIECE: Final = re.compile(rb'(?:[^"\\]++|\\.)++', re.DOTALL)
+"""Of a string."""
+MAX_STRINGS: Final = MAX_VALUES + MAX_MEMBERS
+"""A body that has more is refused, whatever they are."""
 BARE: Final = "data:;base64,"
 """Prefix that makes a URL of bare base64."""
 
@@ -35,7 +41,7 @@ class LongStrings:
         if len(body) < MIN_LENGTH:
             return body
         view, short, done = memoryview(body), bytearray(), 0
-        for start, end in _strings(body):
+        for start, end in islice(_strings(body), MAX_STRINGS):
             if end - start >= MIN_LENGTH and find(body, BACKSLASH, start, end) < 0:
                 word = f"{self._word}{len(self._found)}"
                 self._found[word] = view[start:end]
@@ -116,17 +122,11 @@ def _strings(body: bytearray) -> Iterator[tuple[int, int]]:
     """Find the strings, without their quotes."""
     start = find(body, QUOTE)
     while start >= 0:
-        end = find(body, QUOTE, start + 1)
-        while end >= 0 and _is_escaped(body, end):
-            end = find(body, QUOTE, end + 1)
-        if end < 0:
+        end = start + 1
+        # In pieces, so that other threads can run in between; quotes one by one take a minute.
+        while (piece := _PIECE.match(body, end, end + SEARCHED)) is not None:
+            end = piece.end()
+        if body[end : end + 1] != QUOTE:
             return
         yield start + 1, end
         start = find(body, QUOTE, end + 1)
-
-
-def _is_escaped(body: bytearray, at: int) -> bool:
-    first = at
-    while body[first - 1] == BACKSLASH[0]:
-        first -= 1
-    return (at - first) % 2 == 1

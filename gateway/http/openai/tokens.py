@@ -39,12 +39,13 @@ class TokensApi(Api):
         model, with_texts, asked = await read_body(request, context, read)
         context.require_model(model)
         ids = await context.gateway.intake.tokenize(asked, context.account(request).share)
+        shown = await context.parsing.run(context.share(request), self._shown, ids) if with_texts else None
         return json_response(
             {
                 "count": len(ids),
                 "max_model_len": context.gateway.registry.max_positions("thinker"),
                 "tokens": ids,
-                "token_strs": [self._shown(each) for each in ids] if with_texts else None,
+                "token_strs": shown,
             }
         )
 
@@ -54,18 +55,20 @@ class TokensApi(Api):
         Raises:
             InvalidRequestError: It is invalid.
         """
-        asked = await read_body(
-            request, self._context, lambda body: read_fields(read_object(body), DetokenizeFields)
-        )
-        self._context.require_model(asked.model or self._context.model)
-        gateway = self._context.gateway
-        data = b"".join(
-            gateway.prompts.token_bytes(each) for each in asked.tokens if not gateway.prompts.is_special(each)
-        )
-        return json_response({"prompt": data.decode(errors="replace")})
+        context = self._context
+        asked = await read_body(request, context, lambda b: read_fields(read_object(b), DetokenizeFields))
+        context.require_model(asked.model or context.model)
+        text = await context.parsing.run(context.share(request), self._text, asked.tokens)
+        return json_response({"prompt": text})
 
-    def _shown(self, token_id: int) -> str:
-        return self._context.gateway.prompts.token_bytes(token_id).decode(errors="replace")
+    def _text(self, token_ids: list[int]) -> str:
+        prompts = self._context.gateway.prompts
+        data = b"".join(prompts.token_bytes(each) for each in token_ids if not prompts.is_special(each))
+        return data.decode(errors="replace")
+
+    def _shown(self, token_ids: list[int]) -> list[str]:
+        token_bytes = self._context.gateway.prompts.token_bytes
+        return [token_bytes(each).decode(errors="replace") for each in token_ids]
 
 
 def _read(body: bytearray, model: str, max_item_bytes: int) -> tuple[str, bool, GenerateRequest]:

@@ -9,6 +9,7 @@ from msgspec import Meta
 
 from gateway.http.body import read_object
 from gateway.http.fields import convert
+from gateway.http.realtime.conversation import MAX_ITEMS
 from omnirelay.errors import InvalidRequestError
 from omnirelay.values import Count
 
@@ -100,7 +101,7 @@ class ResponseOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     conversation: Literal["auto", "none"] = "auto"
-    input: list[dict[str, Any]] | None = None
+    input: Annotated[list[dict[str, Any]], Meta(max_length=MAX_ITEMS)] | None = None
     metadata: Metadata | None = None
 
 

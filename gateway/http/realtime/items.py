@@ -80,7 +80,8 @@ class Item:
         content: Its content for clients.
         speech: The speech of an answer that was sent; none if it was not spoken.
         function: What clients see of a call or result instead of role and content; none of a message.
-        recording: What remains of the parts if they have a video and it is forgotten.
+        recording: What remains of the parts if they have a video and it is forgotten; or what is transcribed
+            though it is not kept.
         video_tokens: An upper estimate of those of its video's pictures.
     """
 
@@ -130,7 +131,8 @@ class Item:
         self.shrink_hold()
 
     def release(self) -> None:
-        """Release its memory."""
+        """Release its memory: of what waits for its transcript, too."""
+        self.parts, self.recording = [], ()
         if self.hold is not None:
             self.hold.release()
 

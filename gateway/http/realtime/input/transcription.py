@@ -97,7 +97,6 @@ class _Waiting(NamedTuple):
     """
 
     item: Item
-    parts: Sequence[ContentPart]
     rules: TranscriptionRules
     alone: bool
     sent: str
@@ -126,9 +125,9 @@ class Transcriber:
     async def add(self, item: Item, rules: TranscriptionRules, alone: bool) -> None:
         """Have a recording transcribed, ``alone`` if the session does nothing else."""
         sent = self._partial.sent if self._partial.item_id == item.id else ""
-        self._waiting.append(_Waiting(item, item.recording or item.parts, rules, alone, sent))
+        self._waiting.append(_Waiting(item, rules, alone, sent))
         if alone:
-            item.parts = []
+            item.recording, item.parts = item.recording or item.parts, []
         if len(self._waiting) > MAX_WAITING:
             problem = f"more than {MAX_WAITING} recordings wait for their transcripts: append less at once"
             await self._fail(self._waiting.popleft(), BusyError(problem, RETRY_MS))
@@ -195,6 +194,7 @@ class Transcriber:
 
     async def _end(self, waiting: _Waiting, event: str, **fields: Any) -> None:
         if waiting.alone:
+            waiting.item.recording = ()
             waiting.item.shrink_hold()
         await self._tell(waiting.item.id, event, **fields)
 
@@ -202,10 +202,10 @@ class Transcriber:
         await self._send(f"{KIND}.{event}", {"item_id": item_id, "content_index": 0, **fields})
 
     async def _transcribe(self, waiting: _Waiting) -> None:
-        item, parts, rules, alone, sent = waiting
+        item, rules, alone, sent = waiting
         if item not in self._conversation:
             raise InvalidRequestError("the item was deleted before its transcript", "item_id")
-        request = transcription_of(parts, rules, 0 if alone else LAST)
+        request = transcription_of(item.recording or item.parts, rules, 0 if alone else LAST)
         text, near = "", self._early.thinker
         with closing(await HttpAnswer.to(self._gateway, request, self._account, {}, near)) as answer:
             self._early.renew()

@@ -301,13 +301,10 @@ class Call:
 
     async def _hear(self, session: Session) -> None:
         """Append what the client says to the session's input, until it sends faster than anybody speaks."""
-        if self._peer.voice is None:
-            await asyncio.Event().wait()
-            return
         loop = asyncio.get_running_loop()
         resampler = AudioResampler("s16", "mono", SAMPLE_RATE)
         begun, heard_s, refused = loop.time(), 0.0, False
-        while (frame := await _frame(self._peer.voice)) is not None:
+        while self._peer.voice is not None and (frame := await _frame(self._peer.voice)) is not None:
             heard_s += frame.samples / frame.sample_rate
             if heard_s > loop.time() - begun + FAST_S:
                 log.info("%s ends: its client sends audio faster than it is spoken", self.id)

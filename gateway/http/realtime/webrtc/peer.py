@@ -20,6 +20,7 @@ from aiortc import (
     RTCSessionDescription,
 )
 from aiortc.exceptions import InternalError, InvalidAccessError, OperationError
+from aiortc.rtcrtpreceiver import RemoteStreamTrack
 from aiortc.rtcsctptransport import Chunk, SackChunk
 from aiortc.rtp import AnyRtcpPacket, RtcpRtpfbPacket
 
@@ -247,6 +248,8 @@ MAX_SOURCES: Final = 4
 """Streams of packets by source; aiortc keeps statistics of each."""
 MAX_UNASSEMBLED: Final = 2**20
 """Bytes of incomplete messages, beyond those that aiortc announces to take."""
+MAX_UNHEARD: Final = 3000
+"""Frames of a minute, which wait while the session waits for its client to read events."""
 CHECK_S: Final = 1.0
 _REFUSALS: Final = (
     ValueError,
@@ -321,10 +324,11 @@ class Peer:
 
     async def watch(self) -> None:
         """Return when the client makes aiortc keep more than a client needs; it has no limits of its own."""
-        receiver = self._connection.getTransceivers()[0].receiver
         sctp = self._connection.sctp
-        while len(receiver.getSynchronizationSources()) <= MAX_SOURCES and (
-            sctp is None or sctp._advertised_rwnd >= -MAX_UNASSEMBLED
+        while (
+            len(self._connection.getTransceivers()[0].receiver.getSynchronizationSources()) <= MAX_SOURCES
+            and (sctp is None or sctp._advertised_rwnd >= -MAX_UNASSEMBLED)
+            and not (isinstance(self.voice, RemoteStreamTrack) and self.voice._queue.qsize() > MAX_UNHEARD)
         ):
             await asyncio.sleep(CHECK_S)
         log.info("a call ends: its client fills the gateway's memory")
