@@ -198,6 +198,7 @@ def test_a_cache_holds_the_longest_request_or_does_not() -> None:
     # vLLM measures a GPU.
     assert cache(LARGE, on_cpu=False) == []
     only(cache(LARGE, on_cpu=False, **engine("talker", kv_cache_memory_bytes=2**20)), "problem")
+    only(cache(LARGE, text_only=True), "problem", "the thinker's KV cache")
 
 
 def test_caches_that_do_not_fit_the_checkpoint() -> None:
