@@ -107,7 +107,8 @@ def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
         (2**20, Config(), "problem"),
         (2**30, Config(), "ok"),
         (2**30, hub, "warning"),
-        (2**40, hub, "ok"),
+        (50 * 2**30, hub, "ok"),
+        (50 * 2**30, Config(model="Qwen/Qwen3-Omni-30B-A3B-Instruct"), "warning"),
     ):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         only(machine.check_disk(config, present=False), level)
