@@ -36,7 +36,7 @@ def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
         yield problem(CHECK, str(error), "see docs/models.md#numbers")
     for stage, paged in model.paged.items():
         engine = engine_of(config, stage)
-        if engine is None:
+        if engine is None or stage not in config.served_stages:
             continue
         try:
             require_divisible(config, stage, paged)

@@ -25,6 +25,8 @@ DEFAULT_CHECKPOINT_BYTES: Final = 96 * MIB
 """Room for the default checkpoint while it is made."""
 HUB_BYTES: Final = 30 * GIB
 """Room for a released checkpoint: that with 7 billion parameters has more than 20 GiB."""
+QWEN3_BYTES: Final = 75 * GIB
+"""The same of Qwen3-Omni: 35 billion parameters have 66 GiB."""
 MIN_SHARED_BYTES: Final = MIB
 """Locks between processes (POSIX semaphores) are files in ``/dev/shm``, and libraries make some."""
 STAGE_BYTES: Final = 3 * GIB // 4
@@ -98,7 +100,7 @@ def check_disk(config: Config, present: bool) -> Findings:
         return
     place, needed = Path(DEFAULT_CHECKPOINT), DEFAULT_CHECKPOINT_BYTES
     if config.model is not None:
-        place, needed = _hub_cache(), HUB_BYTES
+        place, needed = _hub_cache(), QWEN3_BYTES if "qwen3" in config.model.lower() else HUB_BYTES
     while not place.exists():
         place = place.absolute().parent
     free = shutil.disk_usage(place).free

@@ -113,8 +113,9 @@ class Grammars(Background[None]):
         except (ValueError, RecursionError):
             return "it is not JSON"
         child = self._start_child()
+        used = child.ready
         try:
-            if not child.ready:
+            if not used:
                 self._make_ready(child)
             child.pipe.set_deadline(COMPILE_S)
             data = schema.encode()
@@ -129,7 +130,8 @@ class Grammars(Background[None]):
             return f"it takes longer than {COMPILE_S:g} s: simplify it"
         except (EOFError, OSError, MessageError):
             self._lose(child)
-            return "its compiler ended: simplify it"
+            # One that was used may have ended before, of an earlier schema or for want of memory.
+            return self._compile(schema) if used else "its compiler ended: simplify it"
 
     def _start_child(self) -> DecoderProcess:
         with self._lock:
@@ -139,12 +141,12 @@ class Grammars(Background[None]):
             return self._child
 
     def _make_ready(self, child: DecoderProcess) -> None:
-        self._info = self._info_of()
+        self._info = xgrammar.TokenizerInfo.from_huggingface(self._tokenizer, vocab_size=self._vocabulary)
         vocabulary = self._info.serialize_json().encode()
         limits = CompileLimits(len(vocabulary), MEMORY_BYTES, COMPILE_S)
         try:
             child.wait_until_ready(limits, vocabulary)
-        except MessageError as error:
+        except (EOFError, OSError, MessageError) as error:
             self._lose(child)
             raise BusyError(f"the compiler of JSON schemas: {error}; try again", RETRY_MS) from error
 
@@ -153,9 +155,6 @@ class Grammars(Background[None]):
         child.end()
         self._child = None
         log.warning("the schema compiler %d %s; the next schema gets a new one", child.pid, child.ending)
-
-    def _info_of(self) -> xgrammar.TokenizerInfo:
-        return xgrammar.TokenizerInfo.from_huggingface(self._tokenizer, vocab_size=self._vocabulary)
 
 
 def _size(result: Result) -> int:

@@ -62,6 +62,11 @@ class SynthesisScheduler(StageScheduler):
         super().forget_steps()
         self.solver_steps = 0
 
+    def can_run(self, request: Request) -> bool:
+        """Whether a chunk has a place, or there is one: it gets none of another's, also as a suspect."""
+        placed = request in self.running or len(self.running) < self.max_num_active_reqs
+        return placed and super().can_run(request)
+
     def schedule(self, throttle_prefills: bool = False) -> SchedulerOutput:
         """Choose who advances, and by how much, then schedule them."""
         self.pass_over(self._choose())
@@ -75,8 +80,6 @@ class SynthesisScheduler(StageScheduler):
         running = [request for request in self.running if self.may_run(request)]
         left_out = [request for request in self.running if request not in running]
         waiting = [request for request in self.waiting if self.may_run(request)]
-        if len(self.running) >= self.max_num_active_reqs:
-            waiting = []
         due = {request.request_id: _chunk_of(request).due for request in [*running, *waiting]}
         self._ahead = has_slack(due, self._margin_s)
         joining = [request for request in waiting if request.request_id not in self._ahead][:1]
@@ -108,8 +111,7 @@ class SynthesisScheduler(StageScheduler):
         if len(self.requests) != 1:
             return self.max_num_running_reqs
         [request] = self.requests.values()
-        chunk, room = _chunk_of(request), self._budget
-        done = request.num_computed_tokens
+        chunk, room, done = _chunk_of(request), self._budget, request.num_computed_tokens
         for taken in range(request.num_prompt_tokens - done):
             cost = self.work.cost(chunk, done + taken)
             room = Budget(room.solver - cost.solver, room.vocoder - cost.vocoder)

@@ -1,7 +1,6 @@
 """The thinker's text: transformers' greedy one, repeatable draws, and what only text has of sampling."""
 
 import json
-import sys
 from collections import Counter
 from typing import Any
 
@@ -254,8 +253,12 @@ def test_a_schema_that_takes_too_much_ends_its_own_request(
         grammars.close()
 
 
-def test_a_compiler_that_does_not_start_in_time_is_no_fault_of_the_schema(
-    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(
+    ("command", "start_s", "problem"),
+    [("exec sleep 600", 0.1, "has not started"), ("false", 60.0, "try again")],
+)
+def test_a_compiler_that_does_not_start_or_ends_is_no_fault_of_the_schema(
+    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch, command: str, start_s: float, problem: str
 ) -> None:
     service = thinker.service
     assert service.wake_fd is not None
@@ -264,13 +267,17 @@ def test_a_compiler_that_does_not_start_in_time_is_no_fault_of_the_schema(
     schema = '{"enum": [9]}'
     try:
         with monkeypatch.context() as slow:
-            slow.setattr(compiler, "WORKER", (sys.executable, "-c", "import time; time.sleep(600)"))
-            slow.setattr("services.thinker.media.decoder._START_S", 0.1)
+            slow.setattr(compiler, "WORKER", ("sh", "-c", command))
+            slow.setattr("services.thinker.media.decoder._START_S", start_s)
             failure = thinker.failure(thinker_request("early", random_prompt(9), json_schema=schema))
         assert isinstance(failure, BusyError)
-        assert "has not started" in str(failure)
+        assert problem in str(failure)
         thinker.run(thinker_request("later", random_prompt(9), json_schema=schema, max_tokens=5))
         assert thinker.reason("later") == "stop"
+        # As the kernel does for want of memory.
+        grammars.interrupt()
+        thinker.run(thinker_request("last", random_prompt(9), json_schema='{"enum": [6]}', max_tokens=5))
+        assert thinker.reason("last") == "stop"
     finally:
         grammars.close()
 

@@ -5,6 +5,7 @@ The rules are those of transformers' ``Qwen3OmniMoeProcessor`` and of ``get_rope
 of its request: the reference's features of one depend on how long the others are.
 """
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Self
@@ -96,12 +97,13 @@ class ChunkExtractor(FeatureExtractor):
 
     def __init__(self, engine: LLMEngine, clamp: AudioClamp = "recording") -> None:
         super().__init__(engine, clamp)
-        sampling = self.sampling
-        self._grid_s = sampling.temporal_patch_size / sampling.frames_per_second
+        # The reference cuts off nothing.  The released checkpoints have no chunk_length, which is then 30 s.
+        self.longest_audio_s = math.inf
+        self._grid_s = self.sampling.temporal_patch_size / self.sampling.frames_per_second
         if not (self._grid_s * self.clock.positions_per_second).is_integer():
             raise CheckpointError(
-                f"the checkpoint samples {sampling.frames_per_second:g} frames a second of videos, whose "
-                "positions would be fractions: set fps in video_preprocessor_config.json to 1 or 2"
+                f"the checkpoint samples {self.sampling.frames_per_second:g} frames a second of videos, "
+                "whose positions would be fractions: set fps in video_preprocessor_config.json to 1 or 2"
             )
 
     def _audio(self, samples: Samples, name: str) -> tuple[MultiModalKwargsItem, int]:

@@ -107,7 +107,8 @@ def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
         (2**20, Config(), "problem"),
         (2**30, Config(), "ok"),
         (2**30, hub, "warning"),
-        (2**40, hub, "ok"),
+        (50 * 2**30, hub, "ok"),
+        (50 * 2**30, Config(model="Qwen/Qwen3-Omni-30B-A3B-Instruct"), "warning"),
     ):
         monkeypatch.setattr(shutil, "disk_usage", lambda _, free=free: SimpleNamespace(free=free))
         only(machine.check_disk(config, present=False), level)
@@ -198,6 +199,7 @@ def test_a_cache_holds_the_longest_request_or_does_not() -> None:
     # vLLM measures a GPU.
     assert cache(LARGE, on_cpu=False) == []
     only(cache(LARGE, on_cpu=False, **engine("talker", kv_cache_memory_bytes=2**20)), "problem")
+    only(cache(LARGE, text_only=True), "problem", "the thinker's KV cache")
 
 
 def test_caches_that_do_not_fit_the_checkpoint() -> None:
