@@ -70,7 +70,8 @@ def ending_of(status: int | None) -> str:
     if status is None:
         return "still runs"
     if status < 0:
-        return f"was killed by {signal.Signals(-status).name}"
+        # Real-time signals are no members of it.
+        return "was killed by " + next((s.name for s in signal.Signals if s == -status), f"signal {-status}")
     return f"ended with exit status {status}"
 
 

@@ -106,6 +106,7 @@ class AnswerPace:
         _groups: Codec ids of a frame.
         _most_s: Longest delay; 0 switches it off.
         _window: Where the measurement of speaking began: time, seconds so far, how late pieces were.
+        _settled: It began with a piece that waited for no text.
     """
 
     _history: SpeechHistory
@@ -122,6 +123,7 @@ class AnswerPace:
     _first_at: float = 0.0
     _late_s: float = 0.0
     _window: tuple[float, float, float] | None = None
+    _settled: bool = False
     _speaking: float | None = None
     _expected: float = 0.0
 
@@ -211,7 +213,9 @@ class AnswerPace:
         """Measure speaking once the text is there."""
         if self._written_at is None or self._speaking is not None:
             return
-        if self._window is None:
+        if self._window is None or not self._settled:
+            # The first piece after the text has waited for some of it.
+            self._settled = self._window is not None
             self._window = (now, self._audio_s, self._late_s)
             return
         began, before, late = self._window

@@ -24,8 +24,7 @@ def probe() -> EngineReport:
     import vllm  # noqa: PLC0415
     from vllm.platforms import current_platform  # noqa: PLC0415
 
-    devices = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
-    found = [torch.cuda.get_device_properties(index) for index in devices]
+    found = map(torch.cuda.get_device_properties, range(torch.cuda.device_count()))
     return EngineReport(
         torch=str(torch.__version__),
         cuda=torch.version.cuda,

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from gateway.requests.start_delay import IGNORED_S, AnswerPace, Outlook, SpeechHistory
@@ -116,6 +116,7 @@ machines = st.builds(
 
 
 @settings(deadline=None, max_examples=150, suppress_health_check=[HealthCheck.too_slow])
+@example(machine=Machine(15.0, 34.0, 1.0), tokens=101, ratio=0.25)
 @given(machine=machines, tokens=st.integers(4, 150), ratio=st.floats(0.1, 0.4))
 def test_with_the_advised_delay_nothing_stops(machine: Machine, tokens: int, ratio: float) -> None:
     gateway = Gateway()

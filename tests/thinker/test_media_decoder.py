@@ -193,6 +193,7 @@ def test_a_child_that_died_while_it_had_nothing_to_do_is_replaced():
     [
         ("os.kill(os.getpid(), 9)", "its decoder was killed by SIGKILL"),
         ("os.kill(os.getpid(), 11)", "its decoder was killed by SIGSEGV"),
+        ("os.kill(os.getpid(), 40)", "its decoder was killed by signal 40"),
         ("sys.exit(3)", "its decoder ended with exit status 3"),
     ],
 )

@@ -160,11 +160,11 @@ def test_a_training_from_a_checkpoint_changes_what_it_trains_and_nothing_else(tu
     assert before.keys() == after.keys()
     changed = {name for name, value in before.items() if not torch.allclose(value, after[name], atol=1e-6)}
     assert {name.partition(".")[0] for name in changed} == {"thinker", "talker"}
-    audio = "thinker.audio_tower."
-    assert any(name.startswith(audio) for name in changed)
+    encoders = ("thinker.audio_tower.", "thinker.visual.")
+    assert all(any(name.startswith(each) for name in changed) for each in encoders)
     # The talker's marks are rows of it.
     embedding = "thinker.model.embed_tokens.weight"
-    assert all(name.startswith((audio, "talker.", embedding)) for name in changed)
+    assert all(name.startswith((*encoders, "talker.", embedding)) for name in changed)
     for name in ("spk_dict.pt", "tokenizer.json"):
         assert (tuned / "checkpoint" / name).read_bytes() == (tuned / "origin" / name).read_bytes()
     assert (tuned / "compact" / COMPACT_FILE).stat().st_size < 30e6

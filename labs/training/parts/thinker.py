@@ -42,14 +42,14 @@ from shared.families import SPEECH_SYSTEM_PROMPT
 
 NAME = "thinker"
 RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
-# The audio encoder alone, from weights that are finished: what is not heard stays as it is.
-TUNING = Recipe(steps=6_000, rate=8e-4, warmup=200, weight_decay=0.02)
+# The encoders alone, from weights that are finished: what is read and said stays as it is.
+TUNING = Recipe(steps=9_000, rate=8e-4, warmup=200, weight_decay=0.02)
 # Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
 _THINGS_STEPS = 2000
 _KINDS = ("image", "audio", "text", "audio", "image", "audio", "long")
-_TUNED_KINDS = ("words", "audio")
+_TUNED_KINDS = ("words", "image", "audio")
 _SIZES = {"text": 48, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
 # Share of the recordings in which nobody speaks.
 _UNSPOKEN = 0.06
@@ -190,6 +190,7 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
         copy_origin(origin, model, f"{NAME}.")
         model.requires_grad_(False)
         model.audio_tower.requires_grad_(True)
+        model.visual.requires_grad_(True)
     training = Training(NAME, model, recipe or (TUNING if origin else RECIPE), directory)
     examples = Examples(vocabulary.load_processor(directory / "processor"), hearing)
 
