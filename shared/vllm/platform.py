@@ -72,7 +72,7 @@ def require_quantization(stage: StageName, model: Path, config: EngineConfig) ->
         return
     if "awq" in method or "gptq" in method:
         raise StageStartError(
-            f"weights of four bits ({method}) need a processor with AVX-512; take a checkpoint of plain weights"
+            f"a checkpoint of four bits ({method}) needs a processor with AVX-512; take one of plain weights"
         )
     if config.kv_cache_dtype != "auto":
         raise StageStartError(
