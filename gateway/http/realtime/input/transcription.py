@@ -206,8 +206,7 @@ class Transcriber:
         item = waiting.item
         if item not in self._conversation:
             raise InvalidRequestError("the item was deleted before its transcript", "item_id")
-        priority = 0 if waiting.alone else LAST
-        request = transcription_of(item.recording or item.parts, waiting.rules, priority)
+        request = transcription_of(item.recording or item.parts, waiting.rules, 0 if waiting.alone else LAST)
         text, near = "", self._early.thinker
         with closing(await HttpAnswer.to(self._gateway, request, self._account, {}, near)) as answer:
             self._early.renew()
