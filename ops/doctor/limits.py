@@ -50,10 +50,11 @@ def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
             yield problem(CHECK, what, "lower it")
         elif size is not None:
             each = position_bytes(config, model, stage) // parallel(config, stage)
-            blocks = size // (each * block)
+            # One block is vLLM's null block.
+            blocks = max(1, size // (each * block)) - 1
             what = f"the {stage}'s KV cache of {mebibytes(size)} holds {blocks * block:,} positions"
             if blocks * block < positions:
-                enough = -(-positions // block) * block * each
+                enough = (-(-positions // block) + 1) * block * each
                 advice = (
                     f"set stages.{stage}.engine.kv_cache_memory_bytes to {enough} or more, "
                     f"or max_model_len to {blocks * block} or less"

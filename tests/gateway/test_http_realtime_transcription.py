@@ -170,6 +170,19 @@ async def test_a_session_of_transcription(web: HttpBench, how: str) -> None:
         await take(c, "input_audio_buffer.cleared")
 
 
+async def test_an_interrupted_transcript_repeats_nothing(web: HttpBench) -> None:
+    async with transcribing(web, "update") as c:
+        await commit(c, TONE)
+        await web.stages.text((await web.stages.request(0)).request_id, 0, web.encode("Hello"))
+        await take(c, f"{KIND}.delta")
+        await update(c, type="realtime")
+        await c.response.create()
+        again = await web.stages.request(1)
+        await speak(web, again if again.speech is None else await web.stages.request(2), "Hello Ulm", [])
+        deltas = of_type(await take(c, f"{KIND}.completed"), f"{KIND}.delta")
+        assert [each.delta for each in deltas] == [" Ulm"]
+
+
 async def test_more_recordings_than_a_request_may_have_are_all_transcribed(configure: Configure) -> None:
     config = configure(http_gateway(), {"max_audios": 2})
     async with http_bench(config) as b, transcribing(b) as c:

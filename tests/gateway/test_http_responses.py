@@ -124,6 +124,10 @@ async def test_a_response_over_a_websocket_is_cancelled(web: HttpBench) -> None:
             assert event.type.startswith("response."), event
         assert event.response.status == "cancelled"
         await web.stages.aborted(request.request_id)
+        # So is one whose request is still read.
+        await create(model=MODEL, input="Hi")
+        await socket.send_raw(json.dumps({"type": "response.cancel"}))
+        assert (await socket.recv()).type == "response.incomplete"
         # The connection goes on.
         web.stages.serve(web.encode("Hello"))
         await create(model=MODEL, input="Hi")

@@ -48,6 +48,8 @@ class _Connection(JsonSocket):
         self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
         self._answering = asyncio.Lock()
         self._current: HttpAnswer | None = None
+        # The one whose request is still read is to be cancelled.
+        self._cancelled = False
 
     async def _converse(self) -> None:
         await first_of(self._read(), self._answer())
@@ -79,6 +81,7 @@ class _Connection(JsonSocket):
                     await self._respond(*await request)
                 except OmniRelayError as error:
                     await self._refuse(error)
+                self._cancelled = False
 
     def _cancels(self, text: str) -> bool:
         """Whether a message cancels a response; the one in progress is cancelled if it is meant."""
@@ -90,8 +93,10 @@ class _Connection(JsonSocket):
             return False
         if event.get("type") != CANCEL:
             return False
-        current = self._current
-        if current is not None and event.get("response_id") in (None, f"resp_{current.request_id}"):
+        current, meant = self._current, event.get("response_id")
+        if current is None:
+            self._cancelled |= meant is None and (self._answering.locked() or not self._waiting.empty())
+        elif meant in (None, f"resp_{current.request_id}"):
             self._context.gateway.cancel(current.request_id)
         return True
 
@@ -114,6 +119,8 @@ class _Connection(JsonSocket):
         with closing(await HttpAnswer.to(self._context.gateway, request, account, NAMES)) as answer:
             del request
             self._current = answer
+            if self._cancelled:
+                self._context.gateway.cancel(answer.request_id)
             writer = self._api.writer(self._socket, options, answer)
             try:
                 async for event in writer.events():

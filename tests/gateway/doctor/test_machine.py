@@ -187,14 +187,14 @@ def cache(model: Model, on_cpu: bool = True, **sections: Any) -> list[Finding]:
 def test_a_cache_holds_the_longest_request_or_does_not() -> None:
     thinker, talker = cache(TINY)
     assert talker.level == "ok"
-    # As vLLM itself counts: 256 MiB in blocks of 32 positions of 1,536 bytes.
-    only([thinker], "ok", "holds 174,752 positions; one request has at most 8,192")
+    # As vLLM itself counts: 256 MiB in blocks of 32 positions of 1,536 bytes, but for its null block.
+    only([thinker], "ok", "holds 174,720 positions; one request has at most 8,192")
     thinker, talker = cache(LARGE)
     assert talker.level == "problem"
-    only([thinker], "problem", "of 256 MiB holds 4,160 positions, a request may have 32,768")
-    enough = 32_768 * 32_256 * 2
-    assert f"kv_cache_memory_bytes to {enough} or more, or max_model_len to 4160 or less" in thinker.advice
-    for change in ({"kv_cache_memory_bytes": enough}, {"max_model_len": 4160}):
+    only([thinker], "problem", "of 256 MiB holds 4,128 positions, a request may have 32,768")
+    enough = (32_768 + 32) * 32_256 * 2
+    assert f"kv_cache_memory_bytes to {enough} or more, or max_model_len to 4128 or less" in thinker.advice
+    for change in ({"kv_cache_memory_bytes": enough}, {"max_model_len": 4128}):
         assert cache(LARGE, **engine("thinker", **change))[0].level == "ok"
     # vLLM measures a GPU.
     assert cache(LARGE, on_cpu=False) == []
@@ -206,7 +206,7 @@ def test_caches_that_do_not_fit_the_checkpoint() -> None:
     thinker, _ = cache(TINY, **engine("thinker", max_model_len=9000))
     only([thinker], "problem", "max_model_len is 9000, the checkpoint has 8192")
     small = {"kv_cache_memory_bytes": 1000 * 1536, "max_model_len": 900}
-    for more, level, held in (({}, "ok", 992), ({"block_size": 128}, "problem", 896)):
+    for more, level, held in (({}, "ok", 960), ({"block_size": 128}, "problem", 768)):
         only(cache(TINY, **engine("thinker", **small, **more))[:1], level, f"holds {held} positions")
     divided = Paged(8192, 384, 0, {"attention heads": 4}, 2)
     model = dataclasses.replace(TINY, paged={"thinker": divided, "talker": divided})

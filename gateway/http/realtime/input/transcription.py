@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import takewhile
-from typing import Annotated, Any, Final, NamedTuple
+from typing import Annotated, Any, Final
 
 import msgspec
 from msgspec import Meta
@@ -88,12 +88,13 @@ class _Partial:
         return new
 
 
-class _Waiting(NamedTuple):
+@dataclass
+class _Waiting:
     """A recording that waits for its transcript.
 
     Attributes:
         alone: The session does nothing else: its item does not keep it, and text is sent as generated.
-        sent: What was sent of its text while it went on.
+        sent: What was sent of its text, while it went on or before an answer interrupted it.
     """
 
     item: Item
@@ -202,24 +203,28 @@ class Transcriber:
         await self._send(f"{KIND}.{event}", {"item_id": item_id, "content_index": 0, **fields})
 
     async def _transcribe(self, waiting: _Waiting) -> None:
-        item, rules, alone, sent = waiting
+        item = waiting.item
         if item not in self._conversation:
             raise InvalidRequestError("the item was deleted before its transcript", "item_id")
-        request = transcription_of(item.recording or item.parts, rules, 0 if alone else LAST)
+        request = transcription_of(item.recording or item.parts, waiting.rules, 0 if waiting.alone else LAST)
         text, near = "", self._early.thinker
         with closing(await HttpAnswer.to(self._gateway, request, self._account, {}, near)) as answer:
             self._early.renew()
             async for event in answer:
                 if isinstance(event, DoneEvent):
                     done = event
-                elif isinstance(event, TextEvent) and alone:
+                elif isinstance(event, TextEvent) and waiting.alone:
                     text = (text + event.text).lstrip()
-                    if text != sent and text.startswith(sent):
-                        await self._tell(item.id, "delta", delta=text.removeprefix(sent))
-                        sent = text
+                    await self._tell_more(waiting, text)
         text = done.text.strip()
         item.content = [{"type": "input_audio", "transcript": text}]
-        if text and not alone:
+        if not waiting.alone:
             # Whole, for what was sent could not be taken back when an answer interrupts it.
-            await self._tell(item.id, "delta", delta=text)
+            await self._tell_more(waiting, text)
         await self._end(waiting, "completed", transcript=text, usage=usage_of_transcript(done))
+
+    async def _tell_more(self, waiting: _Waiting, text: str) -> None:
+        """Send what was not sent of a text, unless it has become another one."""
+        if text != waiting.sent and text.startswith(waiting.sent):
+            new, waiting.sent = text.removeprefix(waiting.sent), text
+            await self._tell(waiting.item.id, "delta", delta=new)
