@@ -136,7 +136,7 @@ def _expanded(pattern: str) -> int:
             last = open_groups.pop()
             open_groups[-1] += last
         elif part[0] == "{" and len(part) > 1:
-            times = max(1, *(int(bound[:9]) for bound in re.findall("[0-9]+", part)))
+            times = max(1, *(int(bound[:9]) for bound in re.findall("0|[1-9][0-9]*", part)))
             open_groups[-1] += last * (times - 1)
             last *= times
         elif part not in "*+?":

@@ -44,6 +44,7 @@ def test_the_length_of_a_wav_file_is_that_of_its_samples() -> None:
     # As encoders write that stream, and do not know it.
     assert _seconds(whole[:40] + b"\xff\xff\xff\xff" + whole[44:]) == 1.5
     assert _seconds(whole[:12] + b"JUNK\xff\xff\xff\xff" + whole[12:]) is None
+    assert _seconds(whole[:7] + b"\x7fWAVE" + b"JUNK\0\0\0\0" * 10_000 + whole[12:]) is None
     assert _seconds(whole[:16] + b"\xff\xff\xff\xff" + whole[20:]) is None
 
 

@@ -161,6 +161,15 @@ def test_what_cannot_be_heard_any_more_is_forgotten() -> None:
     assert len(playback.answer(now + 103.6).pieces) == 0
 
 
+def test_an_answer_is_heard_after_one_that_was_cut() -> None:
+    playback, answer = Playback(), b"\1\0" * RATE
+    for _ in range(3):
+        playback.sent(bytes(2 * RATE))
+    playback.stop()
+    playback.sent(answer)
+    assert [pcm for _, pcm in playback.answer(playback.end).pieces][1:] == [answer]
+
+
 @pytest.mark.parametrize("echo_db", [-6, -12, -18, -30, -60])
 def test_an_echo_is_no_turn(echo_db: float) -> None:
     assert [seed for seed in range(4) if hear(seed, echo_db).began is not None] == []

@@ -43,6 +43,8 @@ NEUTRAL: Final[Mapping[str, tuple[Any, ...]]] = {
 TIMED: Final = frozenset({"srt", "vtt"})
 NAMES: Final[Mapping[str, str | None]] = {"messages": "file"}
 """Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
+MAX_HEAD_BYTES: Final = 2**16
+"""Of a WAV file, before its samples; the length of one with more is not told."""
 TRANSLATION_PROMPT: Final = "Translate the speech into English text. Output the text only."
 JSON_VALUES: Final = (
     "temperature",
@@ -216,7 +218,8 @@ def _value(name: str, value: Any) -> Any:
 
 def _seconds(data: bytes) -> float | None:
     """Return the length of a WAV file; none for others, which the thinker decodes or refuses."""
-    buffer = io.BytesIO(data)
+    # Chunk after chunk is read until the samples: millions of empty ones would take minutes.
+    buffer = io.BytesIO(memoryview(data)[:MAX_HEAD_BYTES])
     try:
         with wave.open(buffer) as file:
             # It stands at the samples; encoders that stream claim more than there are.

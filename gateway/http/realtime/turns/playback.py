@@ -84,6 +84,9 @@ class Playback:
         self._growing = False
         self.end = min(self.end, time.monotonic())
         self._delay_s = 0.0
+        # Or the next answer, which is played instead, would be looked for behind them.
+        while self._pieces and self._pieces[-1][0] >= self.end * SAMPLE_RATE:
+            self._pieces.pop()
 
     def is_heard(self, at: float) -> bool:
         """Whether an answer may be heard at a monotonic time: it grows, is played, or echoes."""
