@@ -139,11 +139,7 @@ def dit_config(shape: CheckpointShape) -> dict[str, Any]:
 def bigvgan_config(shape: CheckpointShape) -> dict[str, Any]:
     """Return the config of the vocoder."""
     kernels = shape.vocoder["resblock_kernel_sizes"]
-    return {
-        **shape.vocoder,
-        "mel_dim": MEL_BINS,
-        "resblock_dilation_sizes": [[1, 3, 5] for _ in kernels],
-    }
+    return {**shape.vocoder, "mel_dim": MEL_BINS, "resblock_dilation_sizes": [[1, 3, 5] for _ in kernels]}
 
 
 def write_processors(directory: Path, shape: CheckpointShape) -> None:

@@ -121,12 +121,7 @@ class PeerQueues(QueueGroup[M]):
         asked: The replicas that it was told to connect to, with their addresses.
     """
 
-    def __init__(
-        self,
-        context: zmq.Context[zmq.Socket[bytes]],
-        stage: StageName,
-        sending: Sending,
-    ) -> None:
+    def __init__(self, context: zmq.Context[zmq.Socket[bytes]], stage: StageName, sending: Sending) -> None:
         super().__init__()
         self._context = context
         self.stage: Final[StageName] = stage

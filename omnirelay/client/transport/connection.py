@@ -154,10 +154,7 @@ class Connection:
             await self.close()
             raise
         self._outbox = Outbox(self._writer)
-        self._tasks = [
-            asyncio.create_task(self._receive(reader)),
-            asyncio.create_task(self._outbox.run()),
-        ]
+        self._tasks = [asyncio.create_task(self._receive(reader)), asyncio.create_task(self._outbox.run())]
         if self.limits.resumes:
             self._tasks.append(asyncio.create_task(self._watch(self._outbox, self._writer)))
 

@@ -88,8 +88,7 @@ class _Partial:
         return new
 
 
-@dataclass
-class _Waiting:
+class _Waiting(msgspec.Struct):
     """A recording that waits for its transcript.
 
     Attributes:
