@@ -17,7 +17,15 @@ from labs.training.data.augmentation import SILENT
 from labs.training.data.hearing import make_hearing
 from labs.training.data.images import Scene, Thing
 from labs.training.parts import thinker, vocabulary
-from labs.training.parts.alignment import encoded, guessed, path, things_at, things_loss, words_loss
+from labs.training.parts.alignment import (
+    encoded,
+    guessed,
+    path,
+    said_tokens,
+    things_at,
+    things_loss,
+    words_loss,
+)
 from labs.training.parts.batches import Batch
 from tests.support.training import hum
 
@@ -104,6 +112,17 @@ def test_a_word_is_wanted_where_it_is_heard_instead_of_where_it_was_guessed_to_b
     outputs = rows_of(model, later)
     assert words_loss(model, outputs, batch, finds=True) < 0.05
     assert words_loss(model, outputs, batch) > 1
+
+
+def test_a_codec_id_says_a_word_where_it_is_told_to_and_the_one_after_it_is_next() -> None:
+    one, two, ten = (ids_of(f" {word}")[0] for word in ("one", "two", "ten"))
+    index = torch.arange(vocabulary.tokenizer().get_vocab_size() + 99)
+    likely = torch.full((8, len(index)), -9.0)
+    for moment, token in enumerate([one, two, two, two, two, two, ten, ten]):
+        likely[moment, token] = -0.1
+    found = said_tokens("one two ten", likely, index)
+    assert found[:, 0].tolist() == [one, two, two, two, two, two, ten, ten]
+    assert found[:, 1].tolist() == [two, ten, ten, ten, ten, ten, ten, ten]
 
 
 def test_outputs_like_the_words_said_have_little_loss_and_others_more(model: Any) -> None:

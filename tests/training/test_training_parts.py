@@ -255,7 +255,7 @@ def test_the_talker_is_trained_on_the_rows_and_positions_of_the_reference(state:
     load_average(state, "talker", ours)
     thinker.load(state, frozen)
     with torch.no_grad():
-        _, logits, _ = talker.predicted(
+        _, logits, *_ = talker.predicted(
             ours, frozen, batch, [(1, torch.tensor(codes)) for codes in spoken], replaced=0.0
         )
     for step in range(9):

@@ -158,6 +158,20 @@ def guessed(text: str, moments: torch.Tensor) -> tuple[torch.Tensor, npt.NDArray
     return torch.tensor(words.ids), beside.numpy()
 
 
+def said_tokens(text: str, likely: torch.Tensor, index: torch.Tensor) -> torch.Tensor:
+    """Return the row of the token that is said at each moment, and of the one after it: ``[moments, 2]``.
+
+    Args:
+        text: what is said.
+        likely: log likelihoods of each row, ``[moments, rows]``.
+        index: the row of each token.
+    """
+    ids, beside = guessed(text, (torch.arange(len(likely)) + 0.5) / len(likely))
+    rows = index[ids]
+    found = torch.from_numpy(path(likely[:, rows].numpy() - _GUESS_WEIGHT * beside))
+    return torch.stack([rows[found], rows[(found + 1).clamp(max=len(rows) - 1)]], dim=-1)
+
+
 def path(likely: npt.NDArray[np.float32]) -> npt.NDArray[np.int64]:
     """Return the likeliest token of each moment, where every token is said, one after the other.
 

@@ -26,6 +26,7 @@ from labs.training.data import world
 from labs.training.data.corpus import SENTENCES, VOICES, SpeechCorpus, Utterance
 from labs.training.data.hearing import Hearing
 from labs.training.parts import thinker, vocabulary
+from labs.training.parts.alignment import said_tokens
 from labs.training.parts.batches import Batch
 from labs.training.parts.loop import (
     Losses,
@@ -43,8 +44,11 @@ RECIPE = Recipe(steps=16_000, rate=1.5e-3, weight_decay=0.05)
 # From weights that are finished.
 TUNING = Recipe(steps=5_000, rate=8e-4, warmup=100, weight_decay=0.05, average=0.995)
 # After "said", replies are any texts of the corpus: read aloud, or to questions that they do not answer.
-_KINDS = ("said read", "said text", "image", "said read", "said text", "audio", "said long", "text")
+_KINDS = ("said read", "said text", "said read", "image", "said read", "said long", "said read", "audio")
 _SIZE, _SIZE_OF_LONG = 14, 6
+# So many times more texts are drawn, for those of a batch to be about as long.
+_DRAWN = 4
+_WORDS_WEIGHT = 0.4
 # How often texts that are no answers are drawn: what follows in them has to be read, not known.
 _OF_NO_ANSWERS = 3
 # Share of input codes that are replaced, so that the talker recovers from its own errors.
@@ -59,6 +63,7 @@ class Talker(nn.Module):
     Attributes:
         talker: ``Qwen2_5OmniTalkerForConditionalGeneration`` with shared rows.
         marks: embeddings of :func:`mark_ids`, in their order.
+        words: tells from a state the token that is said, and the next one; only for training.
     """
 
     def __init__(self, shape: CheckpointShape = SPEAKING) -> None:
@@ -76,6 +81,7 @@ class Talker(nn.Module):
                 used, CODEC_VOCABULARY, shape.talker["hidden_size"]
             )
             self.marks = nn.Parameter(torch.randn(len(mark_ids(shape)), width))
+            self.words = nn.Linear(shape.talker["hidden_size"], 2 * (len(vocabulary.used_ids()) + 1))
 
     @torch.no_grad()
     def start_from(self, origin: Path) -> None:
@@ -138,15 +144,18 @@ def train(
         drawn = _KINDS[step.number % len(_KINDS)]
         kind = drawn.removeprefix("said ")
         if kind != drawn:
-            size = _SIZE_OF_LONG if kind == "long" else _SIZE
-            texts = random.Random(step.seed).choices(sentences, weights, k=size)
+            size, generator = _SIZE_OF_LONG if kind == "long" else _SIZE, random.Random(step.seed)
+            pool = sorted(generator.choices(sentences, weights, k=_DRAWN * size), key=len)
+            first = generator.randint(0, len(pool) - size)
+            texts = pool[first : first + size]
             batch = examples.saying(texts, step.seed, kind)
         else:
             batch = examples.draw(kind, step.seed, _SIZE)
             texts = batch.texts
         speech = _speech(texts, spoken, codes, random.Random(step.seed))
         with in_16_bits(place):
-            return {"codes": predicted(model, frozen, batch, speech)[0]}
+            loss, *_, states = predicted(model, frozen, batch, speech)
+            return {"codes": loss, "words": _WORDS_WEIGHT * _words_loss(model, frozen, states, texts, speech)}
 
     training.run(losses_of, stop)
     return training
@@ -167,14 +176,32 @@ def _speech(
     return found
 
 
+def _words_loss(
+    model: Talker,
+    frozen: Any,
+    states: torch.Tensor,
+    texts: Sequence[str],
+    speech: Sequence[tuple[int, torch.Tensor]],
+) -> torch.Tensor:
+    """Return the mean cross-entropy of the token that is said at each codec id, and of the one after it."""
+    scores = model.words(states).unflatten(-1, (2, -1)).float()
+    likely = scores[:, 0].detach().log_softmax(-1).cpu()
+    index = frozen.model.embed_tokens.index
+    said = [
+        said_tokens(text, each, index.cpu())
+        for text, each in zip(texts, likely.split([len(codes) + 1 for _, codes in speech]), strict=True)
+    ]
+    return functional.cross_entropy(scores.flatten(0, 1), torch.cat(said).flatten().to(scores.device))
+
+
 def predicted(
     model: Talker,
     frozen: Any,
     batch: Batch,
     speech: list[tuple[int, torch.Tensor]],
     replaced: float = _REPLACED,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return the mean cross-entropy of the codec ids and their end, the logits, and the targets.
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return the mean cross-entropy of the codec ids and their end, the logits, targets and hidden states.
 
     Args:
         model: the talker.
@@ -195,8 +222,9 @@ def predicted(
         )
         for i in range(len(speech))
     ]
-    logits, targets = _logits(model.talker, examples, inputs)
-    return functional.cross_entropy(logits, targets), logits, targets
+    states, targets = _states(model.talker, examples, inputs)
+    logits, targets = model.talker.codec_head(states), model.talker.codec_head.index[targets]
+    return functional.cross_entropy(logits, targets), logits, targets, states
 
 
 def _media(ids: torch.Tensor, config: Any) -> torch.Tensor:
@@ -240,10 +268,10 @@ def _any_codes(codes: torch.Tensor) -> torch.Tensor:
     return torch.randint_like(codes, 1, SPEAKING.dit["num_embeds"])
 
 
-def _logits(
+def _states(
     talker: Any, examples: list[_Example], inputs: dict[str, torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return logits of the positions that have a target, and the targets, both by rows of the head."""
+    """Return the hidden states of the positions that have a target, and the targets."""
     rows = pad_sequence([example.rows for example in examples], batch_first=True)
     codes = pad_sequence([example.codes for example in examples], batch_first=True, padding_value=-1)
     ids = pad_sequence([example.text_ids for example in examples], batch_first=True)
@@ -266,4 +294,4 @@ def _logits(
         use_cache=False,
     ).last_hidden_state
     learnt = targets >= 0
-    return talker.codec_head(states[learnt]), talker.codec_head.index[targets[learnt]]
+    return states[learnt], targets[learnt]
