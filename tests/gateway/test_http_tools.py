@@ -142,6 +142,15 @@ def test_a_call_that_must_be_made_is_a_schema() -> None:
             {"name": 1, "also": 2},
             {"name": 1, "also": "weather"},
         ),
+        # A value is none, but what a name of a property has is one.
+        (
+            {
+                "properties": {"a": {"const": {"$ref": "#/$defs/X"}}, "const": {"$ref": "#/$defs/X"}},
+                "$defs": {"X": {}},
+            },
+            {"a": {"$ref": "#/$defs/X"}, "const": 1},
+            {"a": {"$ref": "#/$defs/function0/$defs/X"}},
+        ),
     ],
 )
 def test_references_in_a_functions_schema_lead_where_they_led(
