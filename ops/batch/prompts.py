@@ -1,7 +1,9 @@
 """The input of ``omnirelay batch``: one prompt a line, as a JSON object."""
 
 import hashlib
+import os
 import re
+import stat
 from codecs import BOM_UTF8
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -131,6 +133,8 @@ def read_jobs(path: Path) -> Iterator[BatchJob]:
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise OutputError(f"cannot read {path}: it is read twice, so it must be a file")
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(raw) > MAX_LINE_BYTES:
                     raise OutputError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
@@ -145,15 +149,13 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
     digest = hashlib.sha256(raw).hexdigest()
     try:
         line = decoder.decode(raw)
-        name = f"line-{number}" if line.id is None else _checked_id(line.id, seen)
+        name = _checked_id(f"line-{number}" if line.id is None else line.id, seen)
         if line.messages is not None and (line.text or line.audio or line.images or line.videos):
             raise InvalidRequestError(
                 "messages cannot be combined with text, audio, images and videos", "messages"
             )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return BatchJob(
-            number, _readable_id(raw, number), digest, InvalidRequestError(f"line {number}: {said(error)}")
-        )
+        invalid = InvalidRequestError(f"line {number}: {said(error)}")
     except InvalidRequestError as error:
         invalid = InvalidRequestError(f"line {number}: {error}", error.param)
     else:
