@@ -12,6 +12,7 @@ import yaml
 from gateway.access.api_keys import MAX_KEYS, NAME, KeyEntry, hash_of, new_key, read_keys
 from omnirelay.cli.output import note, say
 from omnirelay.errors import ConfigError, OutputError
+from ops.checkpoint import locked
 from shared.config import load_config
 
 LIMITS: Final = ("requests_per_second", "burst", "max_requests", "request_bytes", "best_priority")
@@ -59,26 +60,26 @@ def _append(path: Path, entry: str) -> None:
     """Add an entry; the file is replaced atomically, and only its owner may read it."""
     path = path.resolve()
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        if text and not text.endswith("\n"):
-            text += "\n"
-        # mkstemp: readable by its owner only from the start.
-        handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + entry)
-            _check(Path(made), path)
-            os.replace(made, path)
-        except BaseException:
-            Path(made).unlink(missing_ok=True)
-            raise
+        with locked(path.parent):
+            _replace(path, entry)
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
 
 
-def _check(made: Path, path: Path) -> None:
+def _replace(path: Path, entry: str) -> None:
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text and not text.endswith("\n"):
+        text += "\n"
+    # mkstemp: readable by its owner only from the start.
+    handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        read_keys(made)
-    except ConfigError as error:
-        raise ConfigError(f"{path} does not allow an entry to be appended at its end") from error
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + entry)
+        try:
+            read_keys(Path(made))
+        except ConfigError as error:
+            raise ConfigError(f"{path} does not allow an entry to be appended at its end") from error
+        os.replace(made, path)
+    except BaseException:
+        Path(made).unlink(missing_ok=True)
+        raise

@@ -61,7 +61,7 @@ def ensure(config: Config) -> None:
     size = DEFAULT_CHECKPOINT.name
     announce(f"making the {size} checkpoint in {DEFAULT_CHECKPOINT} ...")
     try:
-        with _locked(DEFAULT_CHECKPOINT.parent):
+        with locked(DEFAULT_CHECKPOINT.parent):
             if not _is_current():
                 _make_default(size)
     except OSError as error:
@@ -100,8 +100,8 @@ def _installed(size: str) -> Path | None:
 
 
 @contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Let one process at a time make checkpoints in a directory; the lock goes with the process."""
+def locked(directory: Path) -> Iterator[None]:
+    """Let one process at a time write into a directory, which is made; the lock goes with the process."""
     directory.mkdir(parents=True, exist_ok=True)
     handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
     try:

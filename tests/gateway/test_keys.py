@@ -6,6 +6,7 @@ import stat
 import time
 import tracemalloc
 from pathlib import Path
+from threading import Thread
 from typing import Any
 
 import openai
@@ -21,6 +22,7 @@ from gateway.fairness.rate_limit import TokenBucket
 from omnirelay.cli.main import main
 from omnirelay.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
 from omnirelay.protocol import GenerateRequest, Hello
+from ops.checkpoint import locked
 from shared.config import load_config
 from tests.gateway.bench import BEARER, CHAT, KEY, Configure, Output, Patch, keys_file, written
 from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
@@ -269,6 +271,13 @@ def test_the_command_makes_a_key_that_is_known(tmp_path: Path, capsys: Output, m
         assert why in capsys.readouterr().err
     assert path.read_text() == before
     assert [each.name for each in path.parent.iterdir()] == ["keys.yaml"]
+    with locked(path.parent):
+        later = Thread(target=main, args=(["api-key", "dora"],))
+        later.start()
+        later.join(0.5)
+        path.write_text(before.replace("bob", "carol"))
+    later.join(30)
+    assert set(read_keys(path)) == {"alice", "carol", "dora"}
     written(path, "{}")
     assert main(["api-key", "carol"]) == 1
     assert "does not allow an entry to be appended" in capsys.readouterr().err
