@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import io
 import sys
 from collections.abc import AsyncGenerator
 from concurrent.futures import Future
@@ -37,20 +36,15 @@ def run(arguments: argparse.Namespace) -> int:
         if player is not None:
             playback = stack.enter_context(Playback(player))
             listeners.append(playback)
-        asyncio.run(read(target_of(arguments), _parts(arguments.text), listeners, **how))
+        text = _lines() if arguments.text is None else arguments.text
+        asyncio.run(read(target_of(arguments), text, listeners, **how))
     if player is not None and playback.problem:
         note(f"the speech was not played completely: {playback.problem}")
     return 0
 
 
-async def _parts(text: str | None) -> AsyncGenerator[str, None]:
-    """The text, or the lines of standard input as they come."""
-    if text is not None:
-        yield text
-        return
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        # What is not Unicode fails when it is sent.
-        sys.stdin.reconfigure(errors="surrogateescape")
+async def _lines() -> AsyncGenerator[str, None]:
+    """The lines of standard input as they come."""
     while line := await asyncio.wrap_future(_next_line()):
         yield line
 
