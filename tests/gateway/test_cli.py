@@ -194,21 +194,24 @@ def test_a_camera_of_another_operating_system_is_told(capsys: Output) -> None:
     assert "media_invalid: --camera dshow:video=front: no container format" in capsys.readouterr().err
 
 
-async def test_chat_errors(served: Bench, tmp_path: Path, capsys: Output) -> None:
+async def test_chat_errors(served: Bench, tmp_path: Path, capsys: Output, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
     wrong = ["chat", "Hi", "--voice", "Nobody", "--gateway", served.listen]
     assert await asyncio.to_thread(main, wrong) == 1
     assert await asyncio.to_thread(main, [*wrong, "--json"]) == 1
-    (tmp_path / "file").write_text("")
-    for name in ("file/x.wav", "missing/x.wav", "reply.mp3", "reply"):
+    (tmp_path / "out").write_text("")
+    assert main(["demo"]) == 1
+    for name in ("out/x.wav", "missing/x.wav", "reply.mp3", "reply"):
         unwritable = ["chat", "Hi", "--out", str(tmp_path / name), "--gateway", served.listen]
         assert await asyncio.to_thread(main, unwritable) == 1
     assert served.stages.requests == []
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["file"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out"]
     captured = capsys.readouterr()
     told = captured.err.splitlines()
-    assert len(told) == 5
+    assert len(told) == 6
+    assert "there is no folder out" in told.pop(1)
     assert told[0].startswith("omnirelay: unknown_speaker: there is no speaker 'Nobody'")
-    assert f"cannot write {tmp_path}/file/x.wav: there is no folder" in told[1]
+    assert f"cannot write {tmp_path}/out/x.wav: there is no folder" in told[1]
     assert f"there is no folder {tmp_path}/missing, make it first" in told[2]
     assert all("a name that ends in .wav" in line for line in told[3:])
     error = json.loads(captured.out.splitlines()[0])
@@ -305,15 +308,6 @@ def test_the_demo_asks_what_the_checkpoint_brings(tmp_path: Path) -> None:
     places = [demo._place(Path("out/reply.wav"), number, 3).name for number in (1, 2, 3)]
     assert places == ["reply-1.wav", "reply-2.wav", "reply-3.wav"]
     assert demo._place(Path("out/reply.wav"), 1, 1) == Path("out/reply.wav")
-
-
-def test_a_demo_that_cannot_make_its_folder_says_so(
-    tmp_path: Path, monkeypatch: Patch, capsys: Output
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "out").write_text("")
-    assert main(["demo"]) == 1
-    assert "there is no folder out" in capsys.readouterr().err
 
 
 async def test_status(served: Bench, capsys: Output) -> None:

@@ -251,8 +251,7 @@ async def test_what_waits_for_a_line_is_ended_by_ctrl_c(tcp: Bench, tmp_path: Pa
         await shown.interrupt()
         assert await shown.ended() == 130
         assert "Traceback" not in shown.seen
-    strict = {"PYTHONIOENCODING": "utf-8:strict"}
-    status, told, _ = await piped(*command, lines=b"\xff\n", env=strict)
+    status, told, _ = await piped(*command, lines=b"\xff\n", env={"PYTHONIOENCODING": "utf-8:strict"})
     assert (status, json.loads(told)["code"]) == (1, "invalid_request")
 
 

@@ -254,19 +254,11 @@ def test_a_schema_that_takes_too_much_ends_its_own_request(
 
 
 @pytest.mark.parametrize(
-    ("worker", "start_s", "problem"),
-    [
-        (("sleep", "600"), 0.1, "has not started"),
-        (("false",), 60.0, "try again"),
-        (("/no/such/program",), 60.0, "No such file"),
-    ],
+    ("command", "start_s", "problem"),
+    [("sleep 600", 0.1, "has not started"), ("false", 60.0, "try again"), ("/no/such", 60.0, "No such file")],
 )
 def test_a_compiler_that_does_not_start_or_ends_is_no_fault_of_the_schema(
-    thinker: ThinkerRig,
-    monkeypatch: pytest.MonkeyPatch,
-    worker: tuple[str, ...],
-    start_s: float,
-    problem: str,
+    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch, command: str, start_s: float, problem: str
 ) -> None:
     service = thinker.service
     assert service.wake_fd is not None
@@ -275,7 +267,7 @@ def test_a_compiler_that_does_not_start_or_ends_is_no_fault_of_the_schema(
     schema = '{"enum": [9]}'
     try:
         with monkeypatch.context() as slow:
-            slow.setattr(compiler, "WORKER", worker)
+            slow.setattr(compiler, "WORKER", tuple(command.split()))
             slow.setattr("services.thinker.media.decoder._START_S", start_s)
             failure = thinker.failure(thinker_request("early", random_prompt(9), json_schema=schema))
         assert isinstance(failure, BusyError)

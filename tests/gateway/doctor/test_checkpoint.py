@@ -316,7 +316,7 @@ def test_a_start_waits_for_another_that_makes_it(maker: Maker, monkeypatch: Patc
     monkeypatch.setattr(made, "announce", lambda _line: begun.set())
 
     def other() -> None:
-        with made._locked(PLACE.parent):
+        with made.locked(PLACE.parent):
             locked.set()
             assert begun.wait(60)
             shutil.copytree(maker.installed, PLACE)
