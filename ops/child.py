@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -51,7 +52,9 @@ class Child:
             changes: Environment variables that differ from this process's; None: not set.
         """
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(changes or {})
-        process = await asyncio.create_subprocess_exec(
+        # Inherited until the guard ignores it: SIGHUP would end what has not begun to handle it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        starting = asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
             str(GUARD),
@@ -64,7 +67,11 @@ class Child:
             # A session of its own: Ctrl-C reaches the launcher only, which stops all in order.
             start_new_session=True,
         )
-        return cls(name, process, show)
+        try:
+            return cls(name, await starting, show)
+        finally:
+            # Another start at the same time may have found it blocked by this one.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP} - blocked)
 
     @property
     def pid(self) -> int:
@@ -111,8 +118,10 @@ class Child:
 
     def kill(self) -> None:
         """Kill it and its process group."""
-        if self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        # It may have ended already, which this loop has not been told yet.
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _run(self) -> None:
         reading = asyncio.create_task(self._read())
