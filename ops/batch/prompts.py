@@ -131,6 +131,8 @@ def read_jobs(path: Path) -> Iterator[BatchJob]:
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
+            if not file.seekable():
+                raise OutputError(f"{path} is read twice, which a pipe cannot be: write it to a file first")
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(raw) > MAX_LINE_BYTES:
                     raise OutputError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
@@ -145,7 +147,7 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
     digest = hashlib.sha256(raw).hexdigest()
     try:
         line = decoder.decode(raw)
-        name = f"line-{number}" if line.id is None else _checked_id(line.id, seen)
+        name = _checked_id(f"line-{number}" if line.id is None else line.id, seen)
         if line.messages is not None and (line.text or line.audio or line.images or line.videos):
             raise InvalidRequestError(
                 "messages cannot be combined with text, audio, images and videos", "messages"
