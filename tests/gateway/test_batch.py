@@ -315,7 +315,7 @@ def test_a_stack_that_does_not_start_names_its_log(temporary: Path, monkeypatch:
     assert "no reason to live" in log.read_text()
     assert stacks() == []
     with pytest.raises(StageStartError, match="nowhere"):
-        Omni(temporary / "nowhere")
+        Omni(temporary / "nowhere", log="/dev/full")
     with pytest.raises(ConfigError, match=r"stages\.thinker\.thread: no such key, did you mean"):
         Omni(stages={"thinker": {"thread": 1}})
     with pytest.raises(OutputError, match="cannot write the log"):
