@@ -83,11 +83,7 @@ def _add_stack(parser: argparse.ArgumentParser) -> None:
 def _add_restart(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("restart", help="replace processes of `up` one after the other")
     parser.add_argument(
-        "process",
-        nargs="?",
-        choices=("thinker", "talker", "token2wav", "gateway", "all"),
-        default="all",
-        help="which (default: all)",
+        "process", nargs="?", choices=(*STAGES, "gateway", "all"), default="all", help="which (default: all)"
     )
     _add_stack(parser)
     parser.set_defaults(run=loaded("ops.restart"))
