@@ -1,7 +1,7 @@
 """What each process of the stack needs on a Ray cluster: resources, settings, addresses."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,6 @@ from omnirelay.errors import ConfigError
 from omnirelay.protocol import tcp_address
 from ops.addresses import variables
 from shared.config import (
-    ENV_PREFIX,
     Config,
     GatewayAddresses,
     ProcessPlace,
@@ -43,6 +42,7 @@ def check(config: Config) -> None:
         "gateway.api_keys": gateway.api_keys,
         "gateway.tls.certificate": gateway.tls.certificate,
         "gateway.tls.key": gateway.tls.key,
+        "gateway.turn_model": None if gateway.turn_model == "auto" else gateway.turn_model,
     }
     problems += [
         f"{key} {path} is relative: nodes have working directories of their own"
@@ -193,10 +193,3 @@ def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:
         for scheme, address in served.items()
         if address is not None
     )
-
-
-def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
-    """A node's environment without overrides of the configuration, which came with the settings."""
-    return {
-        key: value for key, value in environment.items() if not key.startswith((ENV_PREFIX, "OMNI_MODEL"))
-    }
