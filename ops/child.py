@@ -23,7 +23,14 @@ GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class Child:
-    """A process whose output is read line by line; ``show`` is called with its name and each line."""
+    """A process whose output is read line by line; ``show`` is called with its name and each line.
+
+    Attributes:
+        name: Its own.
+        tail: Its last lines.
+        served: It has been seen to serve.
+        ended: Is done when it has ended and its output has been read.
+    """
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, show: Callable[[str, str], None]
@@ -33,7 +40,7 @@ class Child:
         self.served = False
         self._process = process
         self._show = show
-        self._ended = asyncio.create_task(self._run())
+        self.ended: Final = asyncio.create_task(self._run())
 
     @classmethod
     async def start(
@@ -81,7 +88,7 @@ class Child:
     @property
     def alive(self) -> bool:
         """It runs, or its output has not been read to the end."""
-        return not self._ended.done()
+        return not self.ended.done()
 
     @property
     def status(self) -> int | None:
@@ -95,7 +102,7 @@ class Child:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for its end; False on a timeout."""
-        done, _ = await asyncio.wait([self._ended], timeout=timeout_s)
+        done, _ = await asyncio.wait([self.ended], timeout=timeout_s)
         return bool(done)
 
     async def end(self, within_s: float) -> None:

@@ -6,7 +6,7 @@ import logging
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -109,14 +109,9 @@ class Stack:
         """
         while True:
             starting = not all(child.served for child in self._children)
-            ends = [asyncio.create_task(child.wait()) for child in self._children]
-            try:
-                await asyncio.wait(
-                    ends, timeout=POLL_S if starting else None, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                for end in ends:
-                    end.cancel()
+            ends = [child.ended for child in self._children]
+            within_s = POLL_S if starting else None
+            await asyncio.wait(ends, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
             if starting:
                 await self._ask()
             for index, child in enumerate(list(self._children)):
@@ -180,19 +175,26 @@ class Stack:
 
     async def stop(self) -> None:
         """Drain and stop the gateways, then stop the stages; kill what is left after :data:`STOP_S`."""
-        gateways, within_s = self._gateways(), self._config.gateway.drain_s + FAREWELL_S
-        for gateway in gateways:
-            gateway.terminate()
-        drained = asyncio.gather(*(gateway.wait(within_s) for gateway in gateways))
-        waits: list[asyncio.Future[Any]] = [drained, asyncio.create_task(self._hurry.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for each in waits:
-            each.cancel()
+        await self._drain(self._gateways(), self._config.gateway.drain_s + FAREWELL_S)
+        if self._config.gateway.others:
+            # Those of other machines may have requests at these stages.
+            longest_s = max(self._config.process(role).drain_s for role in self._config.roles)
+            await self._drain(self._children, longest_s)
         if self._hurry.is_set():
             # Signals this close together count as one.
             await asyncio.sleep(TOGETHER_S)
         # A second signal makes a gateway abort its requests.
         await asyncio.gather(*(child.end(STOP_S) for child in self._children))
+
+    async def _drain(self, children: Sequence[Child], within_s: float) -> None:
+        """Ask processes to stop, and wait until they have, or are to hurry."""
+        for child in children:
+            child.terminate()
+        ended = asyncio.gather(*(child.wait(within_s) for child in children))
+        waits: list[asyncio.Future[Any]] = [ended, asyncio.create_task(self._hurry.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
 
     async def _wait_until_ready(self) -> StatusReport:
         started = time.monotonic()

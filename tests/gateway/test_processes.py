@@ -538,6 +538,13 @@ async def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop
     monkeypatch.setattr(launcher, "STOP_S", 0.5)
     monkeypatch.setattr(launcher, "MOST_RESTARTS", 0)
     monkeypatch.setenv("FAKE_TOKEN2WAV", "stubborn")
+    # One that gateways of other machines use is given time for their requests.
+    others = dict(
+        zip(("events", "control"), (f"tcp://127.0.0.1:{port}" for port in free_ports(2)), strict=True)
+    )
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__OTHERS", json.dumps([others]))
+    for name in ("GATEWAY", *(f"STAGES__{stage.upper()}" for stage in STAGES)):
+        monkeypatch.setenv(f"OMNIRELAY_{name}__DRAIN_S", "1.5")
     said: list[str] = []
     monkeypatch.setattr(child, "announce", lambda line, *_: said.append(line))
 
@@ -556,9 +563,11 @@ async def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop
         await asyncio.sleep(0.02)
     # As by Ctrl-C while the stages are being stopped.
     losing.cancel()
+    began = time.monotonic()
     with pytest.raises(StageStartError, match="the thinker ended with exit status 3 while the stack"):
         await losing
     assert any("the token2wav did not stop within" in line for line in said)
+    assert time.monotonic() - began > 1.5
     assert all(gone(pid) for pid in pids)
 
 
