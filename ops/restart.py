@@ -29,9 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
         OmniRelayError: No stack of this machine's ``omnirelay up`` serves, or it ended meanwhile.
     """
     config = load_config(arguments.config, os.environ | overrides(arguments))
-    kinds: list[Role] = [*config.served_stages, "gateway"]
-    if arguments.process != "all":
-        kinds = [arguments.process]
+    every: list[Role] = [*config.served_stages, "gateway"]
+    kinds = every if arguments.process == "all" else [arguments.process]
     asyncio.run(_restart(config, kinds))
     return 0
 

@@ -153,9 +153,7 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
                 "messages cannot be combined with text, audio, images and videos", "messages"
             )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return BatchJob(
-            number, _readable_id(raw, number), digest, InvalidRequestError(f"line {number}: {said(error)}")
-        )
+        invalid = InvalidRequestError(f"line {number}: {said(error)}")
     except InvalidRequestError as error:
         invalid = InvalidRequestError(f"line {number}: {error}", error.param)
     else:

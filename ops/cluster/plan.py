@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from omnirelay.errors import ConfigError
 from omnirelay.protocol import tcp_address
-from ops.addresses import variables
+from ops.addresses import urls, variables
 from shared.config import (
     Config,
     GatewayAddresses,
@@ -186,10 +186,4 @@ def stage_addresses(config: Config, stage: StageName, host: str, http_port: int)
 
 def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:
     """Where clients reach the gateway of a number when it is on a node, by the scheme of each protocol."""
-    secure, own = config.gateway.tls.certificate is not None, config.gateway.own_addresses(number)
-    served = {"tls" if secure else "tcp": own["listen"], "https" if secure else "http": own["http"]}
-    return tuple(
-        (address if is_local(address) else at_host(address, host)).replace("tcp:", f"{scheme}:", 1)
-        for scheme, address in served.items()
-        if address is not None
-    )
+    return tuple(urls(config, number, lambda own: own if is_local(own) else at_host(own, host)))
