@@ -6,6 +6,7 @@ import json
 import os
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from omnirelay.errors import OmniRelayError
@@ -117,11 +118,10 @@ async def run_until_stopped(stack: Stack, work: Coroutine[Any, Any, None], drain
 
 def _has_terminal() -> bool:
     """Whether this process has a controlling terminal."""
-    try:
+    with suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
 async def _serve(stack: Stack, config: Config) -> None:

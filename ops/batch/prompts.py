@@ -4,6 +4,7 @@ import hashlib
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -164,11 +165,10 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
 
 def _readable_id(raw: bytes, number: int) -> str:
     """Give the id of a line that is not a prompt, or the line's number if it has none that can be read."""
-    try:
-        name = msgspec.json.decode(raw, type=_Named).id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        name = None
-    return name if name is not None and _ID.fullmatch(name) else f"line-{number}"
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if _ID.fullmatch(name := msgspec.json.decode(raw, type=_Named).id or ""):
+            return name
+    return f"line-{number}"
 
 
 def _checked_id(name: str, seen: set[str]) -> str:

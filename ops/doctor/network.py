@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 from collections import defaultdict
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -93,10 +94,9 @@ def ask_gateway(config: Config) -> StatusReport | None:
         async with asyncio.timeout(STATUS_S):
             return await probe_target(config).status()
 
-    try:
+    with suppress(GatewayUnreachableError, MessageError, TimeoutError):
         return asyncio.run(ask())
-    except (GatewayUnreachableError, MessageError, TimeoutError):
-        return None
+    return None
 
 
 def check_ports(config: Config, running: StatusReport | None) -> Findings:

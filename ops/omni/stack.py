@@ -96,10 +96,9 @@ class OwnStack:
             self._file.write(f"{line}\n".encode())
 
     async def _serves(self) -> bool:
-        try:
+        with suppress(GatewayUnreachableError, MessageError):
             return (await self.target.status()).ready
-        except (GatewayUnreachableError, MessageError):
-            return False
+        return False
 
 
 def _opened(log: Path) -> IO[bytes]:
