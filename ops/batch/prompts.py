@@ -1,11 +1,10 @@
 """The input of ``omnirelay batch``: one prompt a line, as a JSON object."""
 
 import hashlib
-import os
 import re
-import stat
 from codecs import BOM_UTF8
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -133,8 +132,8 @@ def read_jobs(path: Path) -> Iterator[BatchJob]:
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise OutputError(f"cannot read {path}: it is read twice, so it must be a file")
+            if not file.seekable():
+                raise OutputError(f"{path} is read twice, which a pipe cannot be: write it to a file first")
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(raw) > MAX_LINE_BYTES:
                     raise OutputError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
@@ -166,11 +165,10 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
 
 def _readable_id(raw: bytes, number: int) -> str:
     """Give the id of a line that is not a prompt, or the line's number if it has none that can be read."""
-    try:
-        name = msgspec.json.decode(raw, type=_Named).id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        name = None
-    return name if name is not None and _ID.fullmatch(name) else f"line-{number}"
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if _ID.fullmatch(name := msgspec.json.decode(raw, type=_Named).id or ""):
+            return name
+    return f"line-{number}"
 
 
 def _checked_id(name: str, seen: set[str]) -> str:

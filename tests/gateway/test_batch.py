@@ -60,7 +60,7 @@ async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, c
         {"id": "typo", "txt": "Hi"},
         {"id": "missing", "audio": ["nothing.wav"]},
         {"id": "voice", "text": "Hi", "speaker": "Nobody"},
-        {"text": "Of the twelfth line"},
+        {"text": "Its name is taken"},
     )
     assert await batch(served, prompts, out) == 1
     requests = {request.seed: request for request in served.stages.requests}
@@ -104,8 +104,6 @@ async def test_a_file_with_a_byte_order_mark_is_read(served: Bench, tmp_path: Pa
     prompts.write_bytes(text.encode("utf-8-sig"))
     assert await batch(served, prompts, tmp_path / "out") == 0
     assert {line["id"] for line in lines(tmp_path / "out" / "results.jsonl")} == {"a", "b"}
-    # A pipe would be read twice, and be empty then.
-    assert await batch(served, Path("/dev/null"), tmp_path / "out") == 1
 
 
 async def test_a_second_run_asks_for_the_rest(served: Bench, tmp_path: Path, capsys: Output) -> None:
@@ -159,6 +157,11 @@ async def test_a_folder_is_one_runs_alone(served: Bench, tmp_path: Path, capsys:
     assert "cannot write into" in capsys.readouterr().err
     assert await batch(served, tmp_path / "nothing.jsonl", out) == 1
     assert "cannot read" in capsys.readouterr().err
+    reading, writing = os.pipe()
+    os.close(writing)
+    assert await batch(served, Path(f"/dev/fd/{reading}"), out) == 1
+    assert "is read twice, which a pipe cannot be" in capsys.readouterr().err
+    os.close(reading)
 
 
 async def test_a_gateway_that_is_gone_ends_the_run_and_leaves_what_was_answered(
@@ -312,7 +315,7 @@ def test_a_stack_that_does_not_start_names_its_log(temporary: Path, monkeypatch:
     assert "no reason to live" in log.read_text()
     assert stacks() == []
     with pytest.raises(StageStartError, match="nowhere"):
-        Omni(temporary / "nowhere")
+        Omni(temporary / "nowhere", log="/dev/full")
     with pytest.raises(ConfigError, match=r"stages\.thinker\.thread: no such key, did you mean"):
         Omni(stages={"thinker": {"thread": 1}})
     with pytest.raises(OutputError, match="cannot write the log"):
