@@ -19,8 +19,7 @@ from shared.model_files import read_weights
 _PACKAGED = Path(__file__).parent / "speaking"
 
 
-def _write_speaking(directory: Path, seed: int) -> None:
-    del seed
+def _write_speaking(directory: Path, _seed: int) -> None:
     if not _PACKAGED.is_dir():
         raise CheckpointError(f"no trained checkpoint is installed: there is no {_PACKAGED}")
     expand(_PACKAGED, directory)

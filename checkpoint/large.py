@@ -43,10 +43,7 @@ def write_large(
         config = model_config(shape, tokenizer.user_id(trained), str(DTYPE).removeprefix("torch."))
         config.save_pretrained(partial)
         write_processors(partial, shape)
-        voices = {
-            name: weights.make_voice(shape, bos_token, generator_for(seed, name))
-            for name, bos_token in shape.vocabulary.ids.speakers().items()
-        }
+        voices = weights.make_voices(shape, seed)
         write_voices(partial, voices)
         shards = _Shards(partial, shard_bytes)
         with torch.random.fork_rng(devices=[]):

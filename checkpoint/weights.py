@@ -248,12 +248,17 @@ def _set_loudness(token2wav: Any, voice: dict[str, Any], generator: torch.Genera
     last *= _LOUDNESS / wave.square().mean().sqrt()
 
 
-def make_voice(shape: CheckpointShape, bos_token: int, generator: torch.Generator) -> dict[str, Any]:
-    """Return one entry of ``spk_dict.pt``.
+def make_voices(shape: CheckpointShape, seed: int) -> dict[str, dict[str, Any]]:
+    """Return the content of ``spk_dict.pt``, for each voice:
 
     ``cond`` is float32 ``[1, enc_emb_dim]``, ``ref_mel`` float32 ``[1, reference_frames, 80]``,
     ``bos_token`` the text id that starts this voice's speech.
     """
+    speakers = shape.vocabulary.ids.speakers()
+    return {name: _voice(shape, token, generator_for(seed, name)) for name, token in speakers.items()}
+
+
+def _voice(shape: CheckpointShape, bos_token: int, generator: torch.Generator) -> dict[str, Any]:
     frames = torch.randn(1, MEL_BINS, shape.reference_frames + _SMOOTHING_FRAMES - 1, generator=generator)
     smooth = functional.avg_pool1d(frames, _SMOOTHING_FRAMES, stride=1) * _SMOOTHING_FRAMES**0.5
     return {

@@ -112,10 +112,7 @@ def _write_files(directory: Path, shape: CheckpointShape, seed: int) -> None:
         weights.fill_thinker(model.thinker, ids, words, ends, generator_for(seed, "thinker"))
     with step(f"talker, {weights.parameters_of(model.talker) / 1e6:.1f} million parameters"):
         weights.fill_talker(model.talker, shape.dit["num_embeds"], generator_for(seed, "talker"))
-    voices = {
-        name: weights.make_voice(shape, bos_token, generator_for(seed, name))
-        for name, bos_token in ids.speakers().items()
-    }
+    voices = weights.make_voices(shape, seed)
     with step(f"token2wav, {weights.parameters_of(model.token2wav) / 1e6:.1f} million parameters"):
         first = next(iter(voices.values()))
         weights.fill_token2wav(model.token2wav, first, generator_for(seed, "token2wav"))

@@ -382,6 +382,6 @@ def parse_address(address: str) -> tuple[str, int, bool]:
     """
     scheme, _, rest = address.partition("://")
     host, _, port = rest.rpartition(":")
-    if scheme not in ("tcp", "tls") or not host or not port.isdecimal() or not 0 < int(port) < 2**16:
+    if scheme not in ("tcp", "tls") or not host or not port.isdecimal() or not 0 < int(port[:6]) < 2**16:
         raise ConfigError(f"{address!r} is not tcp://HOST:PORT or tls://HOST:PORT")
     return host.strip("[]"), int(port), scheme == "tls"

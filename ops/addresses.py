@@ -4,7 +4,7 @@ import errno
 import json
 import os
 import socket
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 from pathlib import Path
 from typing import Final
@@ -53,16 +53,12 @@ def moved(config: Config, offset: int) -> dict[str, str]:
             given[f"stages.{stage}.advertise"] = advertised
     elsewhere = {key: _moved(address, offset) for key, address in given.items()}
     gateway = config.gateway
-    if gateway.others:
-        others = [
-            {name: _moved(address, offset) for name, address in each.model_dump().items()}
-            for each in gateway.others
-        ]
-        elsewhere["gateway.others"] = json.dumps(others)
-    if gateway.http_gateways:
-        elsewhere["gateway.http_gateways"] = json.dumps(
-            [_moved(each, offset) for each in gateway.http_gateways]
-        )
+    others = [
+        {name: _moved(address, offset) for name, address in each.model_dump().items()}
+        for each in gateway.others
+    ]
+    pages = [_moved(each, offset) for each in gateway.http_gateways]
+    elsewhere |= {"gateway.others": json.dumps(others), "gateway.http_gateways": json.dumps(pages)}
     return {_variable(key): there for key, there in elsewhere.items()}
 
 
@@ -186,6 +182,14 @@ def _holder(address: str) -> Path | None:
             # Of another user, or gone.
             continue
     return None
+
+
+def urls(config: Config, number: int, at: Callable[[str], str] = str) -> Iterator[str]:
+    """Where clients reach a gateway, with the scheme of each protocol; ``at`` moves it."""
+    secure, own = config.gateway.tls.certificate is not None, config.gateway.own_addresses(number)
+    for scheme, key in (("tls" if secure else "tcp", "listen"), ("https" if secure else "http", "http")):
+        if (address := own[key]) is not None:
+            yield at(address).replace("tcp:", f"{scheme}:", 1)
 
 
 def split(address: str) -> tuple[str, int]:

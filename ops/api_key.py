@@ -2,7 +2,9 @@
 
 import argparse
 import os
+import stat
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -12,6 +14,7 @@ import yaml
 from gateway.access.api_keys import MAX_KEYS, NAME, KeyEntry, hash_of, new_key, read_keys
 from omnirelay.cli.output import note, say
 from omnirelay.errors import ConfigError, OutputError
+from ops.locks import locked
 from shared.config import load_config
 
 LIMITS: Final = ("requests_per_second", "burst", "max_requests", "request_bytes", "best_priority")
@@ -28,11 +31,6 @@ def run(arguments: argparse.Namespace) -> int:
     name: str = arguments.name
     if not NAME.fullmatch(name):
         raise ConfigError(f"the name of a key must match {NAME.pattern}, not {name!r}")
-    known = read_keys(path) if path.exists() else {}
-    if name in known:
-        raise ConfigError(f"{path} has a key {name!r} already: choose another name, or remove that entry")
-    if len(known) >= MAX_KEYS:
-        raise ConfigError(f"{path} has {MAX_KEYS} keys, which is the limit")
     key = new_key()
     limits = {limit: getattr(arguments, limit) for limit in LIMITS}
     entry = {"sha256": hash_of(key), **{limit: value for limit, value in limits.items() if value is not None}}
@@ -40,7 +38,13 @@ def run(arguments: argparse.Namespace) -> int:
         msgspec.convert(entry, KeyEntry)
     except msgspec.ValidationError as error:
         raise ConfigError(f"invalid limits for {name!r}: {error}") from error
-    _append(path, yaml.safe_dump({name: entry}, sort_keys=False))
+    try:
+        # Two at once would write what they have read, each without the other's key.
+        with locked(path.resolve().parent):
+            _require_room(path, name)
+            _append(path.resolve(), yaml.safe_dump({name: entry}, sort_keys=False))
+    except OSError as error:
+        raise OutputError(f"cannot write {path}: {error.strerror}") from error
     say(key)
     note(f"shown once: {path} holds only its hash, as {name!r}; a running gateway reads it on SIGHUP")
     return 0
@@ -55,26 +59,35 @@ def _configured(config_path: Path | None) -> Path:
     return Path(path)
 
 
+def _require_room(path: Path, name: str) -> None:
+    known = read_keys(path) if path.exists() else {}
+    if name in known:
+        raise ConfigError(f"{path} has a key {name!r} already: choose another name, or remove that entry")
+    if len(known) >= MAX_KEYS:
+        raise ConfigError(f"{path} has {MAX_KEYS} keys, which is the limit")
+
+
 def _append(path: Path, entry: str) -> None:
-    """Add an entry; the file is replaced atomically, and only its owner may read it."""
-    path = path.resolve()
+    """Add an entry; the file is replaced atomically.  Only its owner may read a new one."""
+    text = path.read_text(encoding="utf-8") if path.exists() else ""
+    if text and not text.endswith("\n"):
+        text += "\n"
+    # mkstemp: readable by its owner only from the start.
+    handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8") if path.exists() else ""
-        if text and not text.endswith("\n"):
-            text += "\n"
-        # mkstemp: readable by its owner only from the start.
-        handle, made = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text + entry)
-            _check(Path(made), path)
-            os.replace(made, path)
-        except BaseException:
-            Path(made).unlink(missing_ok=True)
-            raise
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text + entry)
+        if path.exists():
+            # Who reads it is to go on: the gateway may be another user's than the operator.
+            there = path.stat()
+            with suppress(PermissionError):
+                os.chown(made, there.st_uid, there.st_gid)
+            os.chmod(made, stat.S_IMODE(there.st_mode))
+        _check(Path(made), path)
+        os.replace(made, path)
+    except BaseException:
+        Path(made).unlink(missing_ok=True)
+        raise
 
 
 def _check(made: Path, path: Path) -> None:

@@ -4,7 +4,6 @@ Making one needs torch and transformers, which neither the gateway nor its comma
 """
 
 import argparse
-import fcntl
 import importlib.util
 import os
 import re
@@ -23,6 +22,7 @@ from omnirelay.errors import CheckpointError
 from ops.child import GUARD
 from ops.console import announce
 from ops.doctor.checkpoint import examine
+from ops.locks import locked
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.manifest import read_manifest
 
@@ -61,7 +61,7 @@ def ensure(config: Config) -> None:
     size = DEFAULT_CHECKPOINT.name
     announce(f"making the {size} checkpoint in {DEFAULT_CHECKPOINT} ...")
     try:
-        with _locked(DEFAULT_CHECKPOINT.parent):
+        with locked(DEFAULT_CHECKPOINT.parent):
             if not _is_current():
                 _make_default(size)
     except OSError as error:
@@ -97,18 +97,6 @@ def _installed(size: str) -> Path | None:
         if (Path(folder) / size).is_dir():
             return Path(folder) / size
     return None
-
-
-@contextmanager
-def _locked(directory: Path) -> Iterator[None]:
-    """Let one process at a time make checkpoints in a directory; the lock goes with the process."""
-    directory.mkdir(parents=True, exist_ok=True)
-    handle = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
-    finally:
-        os.close(handle)
 
 
 def _make(directory: Path, size: str, seed: int, family: str = "qwen2.5-omni", *, quiet: bool = False) -> int:

@@ -7,6 +7,7 @@ import signal
 import sys
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -22,7 +23,14 @@ GUARD: Final = Path(__file__).with_name("guard.py")
 
 
 class Child:
-    """A process whose output is read line by line; ``show`` is called with its name and each line."""
+    """A process whose output is read line by line; ``show`` is called with its name and each line.
+
+    Attributes:
+        name: Its own.
+        tail: Its last lines.
+        served: It has been seen to serve.
+        ended: Is done when it has ended and its output has been read.
+    """
 
     def __init__(
         self, name: str, process: asyncio.subprocess.Process, show: Callable[[str, str], None]
@@ -32,7 +40,7 @@ class Child:
         self.served = False
         self._process = process
         self._show = show
-        self._ended = asyncio.create_task(self._run())
+        self.ended: Final = asyncio.create_task(self._run())
 
     @classmethod
     async def start(
@@ -51,7 +59,9 @@ class Child:
             changes: Environment variables that differ from this process's; None: not set.
         """
         environment = os.environ | {"PYTHONUNBUFFERED": "1"} | dict(changes or {})
-        process = await asyncio.create_subprocess_exec(
+        # Inherited until the guard ignores it: SIGHUP would end what has not begun to handle it.
+        blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGHUP})
+        starting = asyncio.create_subprocess_exec(
             sys.executable,
             "-I",
             str(GUARD),
@@ -64,7 +74,11 @@ class Child:
             # A session of its own: Ctrl-C reaches the launcher only, which stops all in order.
             start_new_session=True,
         )
-        return cls(name, process, show)
+        try:
+            return cls(name, await starting, show)
+        finally:
+            # Another start at the same time may have found it blocked by this one.
+            signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP} - blocked)
 
     @property
     def pid(self) -> int:
@@ -74,7 +88,7 @@ class Child:
     @property
     def alive(self) -> bool:
         """It runs, or its output has not been read to the end."""
-        return not self._ended.done()
+        return not self.ended.done()
 
     @property
     def status(self) -> int | None:
@@ -88,7 +102,7 @@ class Child:
 
     async def wait(self, timeout_s: float | None = None) -> bool:
         """Wait for its end; False on a timeout."""
-        done, _ = await asyncio.wait([self._ended], timeout=timeout_s)
+        done, _ = await asyncio.wait([self.ended], timeout=timeout_s)
         return bool(done)
 
     async def end(self, within_s: float) -> None:
@@ -111,8 +125,10 @@ class Child:
 
     def kill(self) -> None:
         """Kill it and its process group."""
-        if self._process.returncode is None:
-            os.killpg(self._process.pid, signal.SIGKILL)
+        # It may have ended already, which this loop has not been told yet.
+        with suppress(ProcessLookupError):
+            if self._process.returncode is None:
+                os.killpg(self._process.pid, signal.SIGKILL)
 
     async def _run(self) -> None:
         reading = asyncio.create_task(self._read())

@@ -24,9 +24,7 @@ def loaded(module: str, function: str = "run") -> Callable[[argparse.Namespace],
 def add(commands: "Commands[argparse.ArgumentParser]") -> None:
     """Add the subcommands."""
     _add_checkpoint(commands)
-    _add_up(commands)
-    _add_serve(commands)
-    _add_restart(commands)
+    _add_stacks(commands)
     _add_cluster(commands)
     _add_batch(commands)
     _add_demo(commands)
@@ -51,24 +49,28 @@ def _add_checkpoint(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser.set_defaults(run=loaded("ops.checkpoint"))
 
 
-def _add_up(commands: "Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
-    _add_stack(parser)
-    parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
-    parser.set_defaults(run=loaded("ops.up"))
-
-
-def _add_serve(commands: "Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("serve", help="the same as `up`, with the options of `vllm serve`")
-    parser.add_argument("model", metavar="MODEL", help="directory, or id of the Hugging Face hub")
-    parser.add_argument("--host", metavar="HOST", help="of HTTP (default: 127.0.0.1)")
-    parser.add_argument("--port", type=int, metavar="PORT", help="of HTTP (default: 8000)")
-    parser.add_argument(
+def _add_stacks(commands: "Commands[argparse.ArgumentParser]") -> None:
+    up = commands.add_parser("up", help="run the four processes on this machine until Ctrl-C")
+    _add_stack(up)
+    serve = commands.add_parser("serve", help="the same as `up`, with the options of `vllm serve`")
+    serve.add_argument("model", metavar="MODEL", help="directory, or id of the Hugging Face hub")
+    serve.add_argument("--host", metavar="HOST", help="of HTTP (default: 127.0.0.1)")
+    serve.add_argument("--port", type=int, metavar="PORT", help="of HTTP (default: 8000)")
+    serve.add_argument(
         "--served-model-name", nargs="+", metavar="NAME", help="further names of the model in the API"
     )
-    _add_stack(parser)
-    parser.add_argument("--text-only", action="store_true", help="no speech: without talker and token2wav")
-    parser.set_defaults(run=loaded("ops.up"))
+    _add_stack(serve)
+    for parser in (up, serve):
+        parser.add_argument(
+            "--text-only", action="store_true", help="no speech: without talker and token2wav"
+        )
+        parser.set_defaults(run=loaded("ops.up"))
+    restart = commands.add_parser("restart", help="replace processes of `up` one after the other")
+    restart.add_argument(
+        "process", nargs="?", choices=(*STAGES, "gateway", "all"), default="all", help="which (default: all)"
+    )
+    _add_stack(restart)
+    restart.set_defaults(run=loaded("ops.restart"))
 
 
 def _add_stack(parser: argparse.ArgumentParser) -> None:
@@ -78,19 +80,6 @@ def _add_stack(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--port-offset", type=int, default=0, metavar="N", help="for a second stack: adds N to all its ports"
     )
-
-
-def _add_restart(commands: "Commands[argparse.ArgumentParser]") -> None:
-    parser = commands.add_parser("restart", help="replace processes of `up` one after the other")
-    parser.add_argument(
-        "process",
-        nargs="?",
-        choices=("thinker", "talker", "token2wav", "gateway", "all"),
-        default="all",
-        help="which (default: all)",
-    )
-    _add_stack(parser)
-    parser.set_defaults(run=loaded("ops.restart"))
 
 
 def _add_batch(commands: "Commands[argparse.ArgumentParser]") -> None:

@@ -8,6 +8,7 @@ import json
 import logging
 import sys
 import time
+from contextlib import suppress
 from typing import Any, Final
 
 from omnirelay.cli.output import flush_before_output
@@ -94,10 +95,8 @@ def _as_object(name: str, line: str) -> str:
     """Return a process's line as a JSON object with the launcher's name for the process."""
     fields: dict[str, Any] | None = None
     if line.startswith("{"):
-        try:
+        with suppress(ValueError, RecursionError):
             fields = json.loads(line)
-        except (ValueError, RecursionError):
-            fields = None
     if fields is None or "process" not in fields:
         return make_formatter(name, "json").format(make_record("output", logging.INFO, line))
     return line if fields["process"] == name else json.dumps(fields | {"process": name})

@@ -3,6 +3,7 @@
 import argparse
 import asyncio
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import resources
@@ -75,7 +76,8 @@ def run(arguments: argparse.Namespace) -> int:
     """
     out: Path = OUT if arguments.out is None else arguments.out
     if arguments.out is None:
-        OUT.parent.mkdir(exist_ok=True)
+        with suppress(OSError):
+            OUT.parent.mkdir(exist_ok=True)
     require_wav(out)
     config = load_config()
     target = own_target(config)

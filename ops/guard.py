@@ -16,8 +16,9 @@ PR_SET_PDEATHSIG: Final = 1
 def main() -> None:
     """Become the program."""
     parent, *command = sys.argv[1:]
-    # SIGHUP means "reload": ignored until the program handles it.
+    # SIGHUP means "reload": ignored until the program handles it.  Who started this blocked it until here.
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGHUP})
     if sys.platform == "linux":
         libc = ctypes.CDLL(None, use_errno=True)
         if libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0) != 0:

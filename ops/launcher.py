@@ -7,7 +7,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -37,6 +37,8 @@ RESTARTS_WITHIN_S: Final = 60.0
 """Limit of restarts of one process that ends before it has served."""
 RENEW: Final = signal.SIGUSR1
 """Tells a launcher that the gateway which ends next is to be replaced, also the only one."""
+AGAIN_S: Final = 1.0
+"""Pause before a start is tried again that the machine had no memory, process or file for."""
 POLL_S: Final = 0.2
 PROGRESS_S: Final = 5.0
 
@@ -107,14 +109,9 @@ class Stack:
         """
         while True:
             starting = not all(child.served for child in self._children)
-            ends = [asyncio.create_task(child.wait()) for child in self._children]
-            try:
-                await asyncio.wait(
-                    ends, timeout=POLL_S if starting else None, return_when=asyncio.FIRST_COMPLETED
-                )
-            finally:
-                for end in ends:
-                    end.cancel()
+            ends = [child.ended for child in self._children]
+            within_s = POLL_S if starting else None
+            await asyncio.wait(ends, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
             if starting:
                 await self._ask()
             for index, child in enumerate(list(self._children)):
@@ -122,7 +119,7 @@ class Stack:
                     await self._check_restart(child)
                     level = logging.WARNING if child.status else logging.INFO
                     announce(f"the {child.name} {child.ending}: it is started again", level)
-                    self._children[index] = await self._launch(child.name)
+                    self._children[index] = await self._launch_again(child.name)
                     break
 
     async def _check_restart(self, child: Child) -> None:
@@ -149,7 +146,19 @@ class Stack:
     async def _launch(self, child: str) -> Child:
         module, changes = self._starts[child]
         command = [sys.executable, "-m", module, *self._arguments]
-        return await Child.start(child, command, self._show, self._common | changes)
+        try:
+            return await Child.start(child, command, self._show, self._common | changes)
+        except OSError as error:
+            raise StageStartError(f"the {child} cannot be started: {error}") from error
+
+    async def _launch_again(self, child: str) -> Child:
+        """Start a process as soon as the machine has room: the others serve meanwhile."""
+        while True:
+            try:
+                return await self._launch(child)
+            except StageStartError as error:
+                announce(f"{error}; it is tried again in {AGAIN_S:g} s", logging.WARNING)
+                await asyncio.sleep(AGAIN_S)
 
     def reload(self) -> None:
         """Let gateways reload their API keys and certificates, and stages the gateways' addresses."""
@@ -166,18 +175,26 @@ class Stack:
 
     async def stop(self) -> None:
         """Drain and stop the gateways, then stop the stages; kill what is left after :data:`STOP_S`."""
-        gateways, within_s = self._gateways(), self._config.gateway.drain_s + FAREWELL_S
-        for gateway in gateways:
-            gateway.terminate()
-        waits = [asyncio.create_task(_drained(gateways, within_s)), asyncio.create_task(self._hurry.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for each in waits:
-            each.cancel()
+        await self._drain(self._gateways(), self._config.gateway.drain_s + FAREWELL_S)
+        if self._config.gateway.others:
+            # Those of other machines may have requests at these stages.
+            longest_s = max(self._config.process(role).drain_s for role in self._config.roles)
+            await self._drain(self._children, longest_s)
         if self._hurry.is_set():
             # Signals this close together count as one.
             await asyncio.sleep(TOGETHER_S)
         # A second signal makes a gateway abort its requests.
         await asyncio.gather(*(child.end(STOP_S) for child in self._children))
+
+    async def _drain(self, children: Sequence[Child], within_s: float) -> None:
+        """Ask processes to stop, and wait until they have, or are to hurry."""
+        for child in children:
+            child.terminate()
+        ended = asyncio.gather(*(child.wait(within_s) for child in children))
+        waits: list[asyncio.Future[Any]] = [ended, asyncio.create_task(self._hurry.wait())]
+        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for each in waits:
+            each.cancel()
 
     async def _wait_until_ready(self) -> StatusReport:
         started = time.monotonic()
@@ -240,10 +257,6 @@ class Stack:
                 raise StageStartError(f"the {last_words(child.name, f'{child.ending} {when}', child.tail)}")
 
 
-async def _drained(gateways: Sequence[Child], within_s: float) -> bool:
-    return all(await asyncio.gather(*(gateway.wait(within_s) for gateway in gateways)))
-
-
 def ready_pids(reports: Iterable[StatusReport | None]) -> set[int]:
     """The processes that are ready: gateways that answer, and stages that all of these have as ready."""
     answers = [report for report in reports if report is not None]
@@ -262,7 +275,12 @@ async def running(stack: Stack) -> AsyncIterator[StatusReport]:
     try:
         yield await stack.start()
     finally:
-        await asyncio.shield(stack.stop())
+        stopping = asyncio.create_task(stack.stop())
+        while not stopping.done():
+            # Cancelled while it stops, as by Ctrl-C after an error: it stops in order, and the error is told.
+            with suppress(asyncio.CancelledError):
+                await asyncio.shield(stopping)
+        stopping.result()
 
 
 async def work_with(stack: Stack, work: Callable[[], Coroutine[Any, Any, None]]) -> None:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import os
 import signal
+from contextlib import suppress
 from pathlib import Path
 from typing import Final
 
@@ -28,9 +29,8 @@ def run(arguments: argparse.Namespace) -> int:
         OmniRelayError: No stack of this machine's ``omnirelay up`` serves, or it ended meanwhile.
     """
     config = load_config(arguments.config, os.environ | overrides(arguments))
-    kinds: list[Role] = [*config.served_stages, "gateway"]
-    if arguments.process != "all":
-        kinds = [arguments.process]
+    every: list[Role] = [*config.served_stages, "gateway"]
+    kinds = every if arguments.process == "all" else [arguments.process]
     asyncio.run(_restart(config, kinds))
     return 0
 
@@ -46,6 +46,9 @@ async def _restart(config: Config, kinds: list[Role]) -> None:
                 raise StageStartError(
                     f"not every {kind} is ready: see `omnirelay status`, and restart it then"
                 )
+            if pid not in _children(launcher, kind):
+                # It ended by itself meanwhile, and was started again.
+                continue
             if kind == "gateway":
                 # The stack does not end with its only one.
                 os.kill(launcher, RENEW)
@@ -93,13 +96,14 @@ def _launcher(report: StatusReport) -> int:
 
 def _children(launcher: int, kind: Role) -> list[int]:
     """The process ids of a launcher's processes of a kind."""
-    try:
+    with suppress(OSError):
         children = (_PROC / str(launcher) / "task" / str(launcher) / "children").read_text().split()
         return [int(pid) for pid in children if MODULES[kind].encode() in _command(int(pid))]
-    except OSError:
-        # One ended meanwhile: asked again soon.
-        return []
+    return []
 
 
 def _command(pid: int) -> list[bytes]:
-    return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    """What a process runs; nothing if it has ended."""
+    with suppress(OSError):
+        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
+    return []

@@ -2,7 +2,6 @@
 
 import os
 import ssl
-from dataclasses import replace
 
 from gateway.access import tls
 from omnirelay.cli.target import Target
@@ -16,8 +15,7 @@ def own_target(config: Config) -> Target:
     Raises:
         ConfigError: Its certificate cannot be used.
     """
-    own = _own(config, tls.own_context(config.gateway.tls))
-    return replace(own, api_key=os.environ.get(API_KEY_VARIABLE))
+    return _own(config, tls.own_context(config.gateway.tls), key=os.environ.get(API_KEY_VARIABLE) or None)
 
 
 def probe_target(config: Config, number: int = 1) -> Target:
@@ -29,8 +27,8 @@ def probe_target(config: Config, number: int = 1) -> Target:
     return _own(config, tls.trusting_all() if config.gateway.tls.certificate is not None else None, number)
 
 
-def _own(config: Config, context: ssl.SSLContext | None, number: int = 1) -> Target:
+def _own(config: Config, context: ssl.SSLContext | None, number: int = 1, key: str | None = None) -> Target:
     scheme = "tcp" if context is None else "tls"
     address = config.gateway.own_addresses(number)["listen"] or ""
     # A stack of one's own ends with its gateway.
-    return Target((f"{scheme}://{address.removeprefix('tcp://')}",), None, context, 0)
+    return Target((f"{scheme}://{address.removeprefix('tcp://')}",), key, context, 0)

@@ -6,12 +6,13 @@ import json
 import os
 import signal
 from collections.abc import Coroutine
+from contextlib import suppress
 from typing import Any
 
 from omnirelay.errors import OmniRelayError
 from omnirelay.protocol import tcp_address
 from ops import checkpoint
-from ops.addresses import moved, split
+from ops.addresses import moved, split, urls
 from ops.console import announce, console
 from ops.launcher import RENEW, Stack, running
 from shared.config import ENV_PREFIX, MODEL_VARIABLE, Config, GatewayConfig, load_config
@@ -32,7 +33,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         checkpoint.prepare(config)
         stack = Stack(config, arguments.config, environment=asked)
-        asyncio.run(run_until_stopped(stack, _serve(stack, _addresses(config)), config.gateway.drain_s))
+        asyncio.run(run_until_stopped(stack, _serve(stack, config), config.gateway.drain_s))
     except OmniRelayError as error:
         if config.log_format != "json":
             raise
@@ -117,27 +118,15 @@ async def run_until_stopped(stack: Stack, work: Coroutine[Any, Any, None], drain
 
 def _has_terminal() -> bool:
     """Whether this process has a controlling terminal."""
-    try:
+    with suppress(OSError):
         os.close(os.open("/dev/tty", os.O_RDONLY | os.O_NOCTTY))
-    except OSError:
-        return False
-    return True
+        return True
+    return False
 
 
-def _addresses(config: Config) -> str:
-    """Where clients connect, by the URL scheme of each protocol."""
-    gateway = config.gateway
-    tcp, http = ("tls", "https") if gateway.tls.certificate is not None else ("tcp", "http")
-    schemes = {"listen": tcp, "http": http}
-    return ", ".join(
-        address.replace("tcp:", f"{scheme}:", 1)
-        for number in range(1, gateway.replicas + 1)
-        for key, scheme in schemes.items()
-        if (address := gateway.own_addresses(number)[key])
-    )
-
-
-async def _serve(stack: Stack, addresses: str) -> None:
+async def _serve(stack: Stack, config: Config) -> None:
+    numbers = range(1, config.gateway.replicas + 1)
+    addresses = ", ".join(url for number in numbers for url in urls(config, number))
     async with running(stack) as report:
         only = ", text only" if report.gateway.text_only else ""
         announce(f"ready: {addresses} (model {report.gateway.model}{only})")

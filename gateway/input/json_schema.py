@@ -30,6 +30,11 @@ ASSERTIONS: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!"})
 # What follows a "[" is read once, closed or not: many would take time that grows with their square.
 _TOKENS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+(\]?)|\(\?<?[=!]|.", re.DOTALL)
 _PARTS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\s*[0-9]+\s*(?:,[0-9\s]*)?\}|.", re.DOTALL)
+_ROLES: Final = {
+    **dict.fromkeys(("const", "default", "enum", "examples"), "value"),
+    **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"), "names"),
+}
+"""Keys of a schema that have no schema: a value, or schemas by name."""
 FIELD: Final = "text_sampling.json_schema"
 
 
@@ -41,7 +46,7 @@ def require_feasible(schema: str) -> None:
         raise InvalidRequestError(f"the schema is not JSON: {error}", FIELD) from error
     objects = expanded = 0
     checked = set[str]()
-    for each, depth in _containers(root):
+    for each, depth, role in _containers(root):
         if depth > MAX_DEPTH:
             raise _invalid(f"the schema's objects and arrays are nested more than {MAX_DEPTH} levels deep")
         if not isinstance(each, dict):
@@ -54,7 +59,8 @@ def require_feasible(schema: str) -> None:
             raise _invalid(
                 f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
             )
-        _check_references(root, each, checked)
+        if role == "schema":
+            _check_references(root, each, checked)
         for pattern in _patterns(each):
             expanded += _expanded(pattern)
             if expanded > MAX_EXPANDED:
@@ -64,15 +70,20 @@ def require_feasible(schema: str) -> None:
                 )
 
 
-def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int]]:
-    """Every object and array of the schema, with its depth."""
-    waiting = [(root, 1)]
+def role_in(role: str, key: str) -> str:
+    """What an object has at a key, by what it is: a ``schema``, schemas by ``names``, or a ``value``."""
+    return {"schema": _ROLES.get(key, "schema"), "names": "schema"}.get(role, "value")
+
+
+def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int, str]]:
+    """Every object and array of the schema, with its depth, and what it is."""
+    waiting = [(root, 1, "schema")]
     while waiting:
-        each, depth = waiting.pop()
+        each, depth, role = waiting.pop()
         if isinstance(each, dict | list):
-            yield each, depth
-            values = each.values() if isinstance(each, dict) else each
-            waiting.extend((value, depth + 1) for value in values)
+            yield each, depth, role
+            found = each.items() if isinstance(each, dict) else (("", value) for value in each)
+            waiting += [(value, depth + 1, role_in(role, key)) for key, value in found]
 
 
 def _check_references(root: Any, each: dict[str, Any], checked: set[str]) -> None:

@@ -11,7 +11,7 @@ from typing import Any, Final
 import msgspec
 from msgspec.structs import replace
 
-from gateway.input.json_schema import require_feasible
+from gateway.input.json_schema import require_feasible, role_in
 from omnirelay.content import ChatMessage, TextPart, parts_of
 from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.events import DoneEvent, Event
@@ -142,12 +142,12 @@ def _parameters(function: Function) -> dict[str, Any]:
 def _moved(schema: Any, name: str, definitions: dict[str, Any]) -> Any:
     """Return a schema for a place within another: a definition of it, if it refers to its own parts."""
 
-    def renamed(value: Any) -> Any:
+    def renamed(value: Any, role: str = "schema") -> Any:
         if isinstance(value, list):
-            return [renamed(each) for each in value]
-        if not isinstance(value, dict):
+            return [renamed(each, role) for each in value]
+        if not isinstance(value, dict) or role == "value":
             return value
-        found = {key: renamed(each) for key, each in value.items()}
+        found = {key: renamed(each, role_in(role, key)) for key, each in value.items()}
         if isinstance(target := found.get("$ref"), str) and target.startswith("#"):
             found["$ref"] = f"#/$defs/{name}{target[1:]}"
         return found

@@ -1,6 +1,8 @@
 """The arguments of ``omnirelay``, and how errors are reported."""
 
 import argparse
+import io
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from difflib import get_close_matches
@@ -41,11 +43,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         KeyboardInterrupt: Ctrl-C.
     """
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        # What is not Unicode fails when it is sent, and a conversation goes on.
+        sys.stdin.reconfigure(errors="surrogateescape")
+    # One that was closed at the start is None: nobody reads it.
+    sys.stdout, sys.stderr = (each or Path(os.devnull).open("w") for each in (sys.stdout, sys.stderr))  # noqa: SIM115
+    if isinstance(sys.stdout, io.TextIOWrapper) and sys.stdout.errors == "strict":
+        # A terminal's encoding may lack what a model writes.
+        sys.stdout.reconfigure(errors="replace")
     arguments = build_parser().parse_args(argv)
     try:
-        status_code: int = arguments.run(arguments)
-    except OmniRelayError as error:
-        return fail(error, as_json=getattr(arguments, "json", False))
+        try:
+            status_code: int = arguments.run(arguments)
+        except OmniRelayError as error:
+            status_code = fail(error, as_json=getattr(arguments, "json", False))
     except BrokenPipeError:
         # The reader closed the pipe; nothing may fail on it at exit.
         sys.stdout = None

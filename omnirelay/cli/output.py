@@ -157,7 +157,7 @@ def _cells(text: str) -> int:
 
 def say_json(**fields: Any) -> None:
     """Write one JSON object per line."""
-    say(json.dumps(fields, ensure_ascii=False))
+    say(json.dumps(fields, ensure_ascii=sys.stdout.encoding.lower() != "utf-8"))
 
 
 def fail(error: OmniRelayError, as_json: bool = False) -> int:

@@ -17,10 +17,7 @@ def run(arguments: argparse.Namespace) -> int:
         GatewayUnreachableError: No gateway answers.
     """
     report = asyncio.run(target_of(arguments).status())
-    if arguments.json:
-        say(msgspec.json.encode(report).decode())
-    else:
-        say(describe(report))
+    say(msgspec.json.encode(report).decode() if arguments.json else describe(report))
     return 0
 
 

@@ -70,8 +70,7 @@ def target_of(arguments: argparse.Namespace) -> Target:
     Raises:
         ConfigError: The file of the key cannot be read.
     """
-    addresses = arguments.gateway or (DEFAULT_ADDRESS,)
-    return Target(addresses, _key(arguments.api_key_file), arguments.ca, RECONNECT_S)
+    return Target(arguments.gateway or (DEFAULT_ADDRESS,), _key(arguments.api_key_file), arguments.ca)
 
 
 def _key(path: Path | None) -> str | None:

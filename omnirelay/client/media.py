@@ -45,7 +45,8 @@ def audio(source: AudioSource, sampling_rate: int | None = None) -> AudioPart:
         if sampling_rate is None:
             raise MediaError("samples need a sampling_rate")
         return AudioPart(data=memoryview(_arrays().wav(source, sampling_rate)))
-    _refuse(sampling_rate, "sampling_rate is for samples; a file has its own")
+    if sampling_rate is not None:
+        raise MediaError("sampling_rate is for samples; a file has its own")
     return _from_file(AudioPart, source)
 
 
@@ -85,7 +86,8 @@ def video(source: VideoSource, fps: float | None = None) -> VideoPart:
         if fps is None:
             raise MediaError("frames need an fps")
         return VideoPart(data=memoryview(_arrays().png(frames, fps)))
-    _refuse(fps, "fps is for frames; a file has its own")
+    if fps is not None:
+        raise MediaError("fps is for frames; a file has its own")
     return _from_file(VideoPart, source)
 
 
@@ -147,11 +149,6 @@ def _read(path: Path) -> bytes:
     if len(data) > MAX_FILE_BYTES:
         raise MediaError(f"{path} is larger than {MAX_FILE_BYTES} bytes")
     return data
-
-
-def _refuse(value: object, why: str) -> None:
-    if value is not None:
-        raise MediaError(why)
 
 
 def _is_image(source: object) -> "TypeGuard[Image]":

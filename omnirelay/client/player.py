@@ -80,8 +80,7 @@ def require_player() -> Player:
     Raises:
         PlayerError: None is.
     """
-    player = find_player()
-    if player is None:
+    if (player := find_player()) is None:
         raise PlayerError(f"speech cannot be played: install one of {PLAYER_NAMES}")
     return player
 

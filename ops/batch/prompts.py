@@ -4,6 +4,7 @@ import hashlib
 import re
 from codecs import BOM_UTF8
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -131,6 +132,8 @@ def read_jobs(path: Path) -> Iterator[BatchJob]:
     seen: set[str] = set()
     try:
         with path.open("rb") as file:
+            if not file.seekable():
+                raise OutputError(f"{path} is read twice, which a pipe cannot be: write it to a file first")
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(raw) > MAX_LINE_BYTES:
                     raise OutputError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
@@ -145,15 +148,13 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
     digest = hashlib.sha256(raw).hexdigest()
     try:
         line = decoder.decode(raw)
-        name = f"line-{number}" if line.id is None else _checked_id(line.id, seen)
+        name = _checked_id(f"line-{number}" if line.id is None else line.id, seen)
         if line.messages is not None and (line.text or line.audio or line.images or line.videos):
             raise InvalidRequestError(
                 "messages cannot be combined with text, audio, images and videos", "messages"
             )
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
-        return BatchJob(
-            number, _readable_id(raw, number), digest, InvalidRequestError(f"line {number}: {said(error)}")
-        )
+        invalid = InvalidRequestError(f"line {number}: {said(error)}")
     except InvalidRequestError as error:
         invalid = InvalidRequestError(f"line {number}: {error}", error.param)
     else:
@@ -164,11 +165,10 @@ def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, s
 
 def _readable_id(raw: bytes, number: int) -> str:
     """Give the id of a line that is not a prompt, or the line's number if it has none that can be read."""
-    try:
-        name = msgspec.json.decode(raw, type=_Named).id
-    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        name = None
-    return name if name is not None and _ID.fullmatch(name) else f"line-{number}"
+    with suppress(msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        if _ID.fullmatch(name := msgspec.json.decode(raw, type=_Named).id or ""):
+            return name
+    return f"line-{number}"
 
 
 def _checked_id(name: str, seen: set[str]) -> str:

@@ -23,7 +23,7 @@ from ops.cluster.keys import KeyFiles
 from ops.cluster.members import GatewayReport, Placed, Report, State, ask
 from ops.cluster.plan import CONTROLLER, NAMESPACE
 from ops.console import console
-from shared.config import ENV_PREFIX, Config, GatewayAddresses, load_config
+from shared.config import ENV_PREFIX, Config, GatewayAddresses, is_ours, load_config
 from shared.messages import ROLES, Role
 
 ANSWER_S: Final = 5.0
@@ -62,8 +62,7 @@ class ProcessActor:
 
     def __init__(self, launch: Launch) -> None:
         # The settings have them already, as they were where the stack was started.
-        inherited = plan.without_ours(os.environ)
-        for name in os.environ.keys() - inherited.keys():
+        for name in filter(is_ours, list(os.environ)):
             del os.environ[name]
         self._launch = launch
         self._host = str(ray.util.get_node_ip_address())

@@ -6,6 +6,8 @@ import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import redirect_stdout
+from math import inf
+from types import MappingProxyType
 from typing import Final
 
 import msgspec
@@ -75,8 +77,13 @@ def scale(arguments: argparse.Namespace) -> int:
             raise ClusterError(f"the stack has no {', '.join(sorted(absent))}: it was started with text_only")
         if "gateway" in numbers:
             plan.with_gateways(config, numbers["gateway"])
+        # A process that is being started again may have ended often in its life.
+        before = {
+            each.name: each.placed.report.restarts if each.placed is not None else inf
+            for each in cluster.call("members")
+        }
         cluster.call("scale", numbers)
-        members = _wait(cluster, numbers)
+        members = _wait(cluster, numbers, before)
     for kind, number in numbers.items():
         say(f"{kind}: {number} ready")
     if "gateway" in numbers:
@@ -101,8 +108,15 @@ def clients(members: Sequence[Member]) -> list[str]:
     return [address for each in members if each.placed is not None for address in each.placed.clients]
 
 
-def _wait(cluster: Cluster, numbers: Mapping[Role, int]) -> list[Member]:
+def _wait(
+    cluster: Cluster, numbers: Mapping[Role, int], before: Mapping[str, float] = MappingProxyType({})
+) -> list[Member]:
     """Wait until there are so many ready processes, and none that drain.
+
+    Args:
+        cluster: Where.
+        numbers: By kind.
+        before: How often each had ended that was there before.
 
     Raises:
         StageStartError: A process ends repeatedly before it is ready.
@@ -118,7 +132,7 @@ def _wait(cluster: Cluster, numbers: Mapping[Role, int]) -> list[Member]:
             if waits != shown and not progress.visible:
                 say(f"waiting for {', '.join(waits)}")
                 shown = list(waits)
-            check(members)
+            check(members, before)
             time.sleep(POLL_S)
 
 
@@ -138,7 +152,7 @@ def waiting_for(members: Sequence[Member], numbers: Mapping[Role, int]) -> list[
     return missing or ([] if ready["gateway"] else ["the gateway"])
 
 
-def check(members: Sequence[Member]) -> None:
+def check(members: Sequence[Member], before: Mapping[str, float] = MappingProxyType({})) -> None:
     """Check that no process ends repeatedly before it is ready.
 
     Raises:
@@ -146,7 +160,9 @@ def check(members: Sequence[Member]) -> None:
     """
     for member in members:
         report = None if member.placed is None else member.placed.report
-        if report is not None and not member.ready and report.restarts >= MOST_RESTARTS:
+        if report is None or member.ready:
+            continue
+        if report.restarts - before.get(member.name, 0) >= MOST_RESTARTS:
             raise StageStartError(last_words(member.name, f"{report.ending} again and again", report.tail))
 
 

@@ -60,7 +60,7 @@ class Cluster:
         """Create the controller, and let it start all processes.
 
         Raises:
-            ClusterError: There is a stack already.
+            ClusterError: There is a stack already, or Ray cannot place a process; then nothing is left of it.
         """
         from ops.cluster.controller import ACTOR, Controller  # noqa: PLC0415 - loads Ray
 
@@ -74,7 +74,14 @@ class Cluster:
             raise ClusterError(
                 "this Ray cluster already runs a stack: `omnirelay cluster down` stops it"
             ) from error
-        self._ray.get(controller.start.remote())
+        try:
+            self._ray.get(controller.start.remote())
+        except (ValueError, KeyboardInterrupt) as error:
+            # It would go on without this command.
+            self.stop()
+            if isinstance(error, ValueError):
+                raise ClusterError(f"Ray cannot place the stack: {getattr(error, 'cause', error)}") from error
+            raise
 
     def stop(self) -> None:
         """Let all processes finish their requests and end, and the controller."""

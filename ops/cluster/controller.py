@@ -109,13 +109,15 @@ class Controller:
 
     def _set(self, kind: Role, number: int) -> None:
         """Create processes under new numbers, or drain the newest ones."""
-        ours = actors(kind)
-        staying = [name for name in ours if name not in self._draining]
+        ours, staying = actors(kind), self._staying(kind)
         free = (each for each in range(1, len(ours) + number + 1) if plan.actor_name(kind, each) not in ours)
         for _ in range(number - len(staying)):
             self._create(kind, next(free))
         for name in staying[number:]:
             self._drain(name)
+
+    def _staying(self, kind: Role) -> list[str]:
+        return [name for name in actors(kind) if name not in self._draining]
 
     def _drain(self, name: str) -> None:
         if name not in self._draining:
@@ -154,8 +156,10 @@ class Controller:
             self._underruns[name] = each.underruns
         look = StackSample(time.monotonic(), queued, self._gaps, stages)
         for stage, number in self._autoscaler.wanted(look).items():
-            announce(f"{stage}: {number} replicas instead of {stages[stage].replicas}")
-            self._set(stage, number)
+            # A command may have set another number while the processes were asked.
+            if len(self._staying(stage)) == stages[stage].replicas:
+                announce(f"{stage}: {number} replicas instead of {stages[stage].replicas}")
+                self._set(stage, number)
 
     async def _look(self) -> tuple[list[Member], Mapping[str, GatewayReport]]:
         """Every process, and what the gateways tell that answer."""

@@ -1,6 +1,7 @@
 """The processes of a stack on a cluster, as their actors and the gateways report them; without Ray."""
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final, Literal
 
@@ -138,11 +139,10 @@ class GatewayReport:
 
 async def ask(config: Config, number: int) -> GatewayReport | None:
     """Ask the gateway of a number, on this node; None while it does not answer."""
-    try:
+    with suppress(GatewayUnreachableError, MessageError, aiohttp.ClientError, TimeoutError):
         status = await probe_target(config, number).status()
         return GatewayReport(status, await _underruns(config.gateway.own_addresses(number)["monitor"]))
-    except (GatewayUnreachableError, MessageError, aiohttp.ClientError, TimeoutError):
-        return None
+    return None
 
 
 async def _underruns(monitor: str | None) -> int:

@@ -1,7 +1,7 @@
 """What each process of the stack needs on a Ray cluster: resources, settings, addresses."""
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -10,9 +10,8 @@ from pydantic import ValidationError
 
 from omnirelay.errors import ConfigError
 from omnirelay.protocol import tcp_address
-from ops.addresses import variables
+from ops.addresses import urls, variables
 from shared.config import (
-    ENV_PREFIX,
     Config,
     GatewayAddresses,
     ProcessPlace,
@@ -43,6 +42,7 @@ def check(config: Config) -> None:
         "gateway.api_keys": gateway.api_keys,
         "gateway.tls.certificate": gateway.tls.certificate,
         "gateway.tls.key": gateway.tls.key,
+        "gateway.turn_model": None if gateway.turn_model == "auto" else gateway.turn_model,
     }
     problems += [
         f"{key} {path} is relative: nodes have working directories of their own"
@@ -186,17 +186,4 @@ def stage_addresses(config: Config, stage: StageName, host: str, http_port: int)
 
 def client_addresses(config: Config, number: int, host: str) -> tuple[str, ...]:
     """Where clients reach the gateway of a number when it is on a node, by the scheme of each protocol."""
-    secure, own = config.gateway.tls.certificate is not None, config.gateway.own_addresses(number)
-    served = {"tls" if secure else "tcp": own["listen"], "https" if secure else "http": own["http"]}
-    return tuple(
-        (address if is_local(address) else at_host(address, host)).replace("tcp:", f"{scheme}:", 1)
-        for scheme, address in served.items()
-        if address is not None
-    )
-
-
-def without_ours(environment: Mapping[str, str]) -> dict[str, str]:
-    """A node's environment without overrides of the configuration, which came with the settings."""
-    return {
-        key: value for key, value in environment.items() if not key.startswith((ENV_PREFIX, "OMNI_MODEL"))
-    }
+    return tuple(urls(config, number, lambda own: own if is_local(own) else at_host(own, host)))

@@ -89,6 +89,5 @@ def _examine(directory: Path) -> Findings:
         except ConfigError as error:
             yield problem(CHECK, str(error), f"the {role} does not start before: docs/security.md")
         else:
-            yield ok(
-                CHECK, f"the {role} has its keys in {directory}, and only their owner can read the secret one"
-            )
+            what = f"the {role} has its keys in {directory}, and only their owner can read the secret one"
+            yield ok(CHECK, what)

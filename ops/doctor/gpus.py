@@ -27,9 +27,8 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
     """Check the devices of the stages, and the memory on them; ``model`` is None if it cannot be read."""
     if report.cuda and report.driver and _older(report.driver, report.cuda):
         what = f"the driver is for CUDA {report.driver}, PyTorch for {report.cuda}"
-        yield problem(
-            CHECK, what, "install a newer driver (580 for CUDA 13), or NVIDIA's forward compatibility package"
-        )
+        advice = "install a newer driver (580 for CUDA 13), or NVIDIA's forward compatibility package"
+        yield problem(CHECK, what, advice)
     if report.platform not in PLATFORMS:
         what = f"vLLM would compute on {report.platform or 'nothing'}: no stage starts"
         yield problem(CHECK, what, "see docs/deployment.md#platforms; for the CPU: `make env`")

@@ -70,9 +70,8 @@ def _heartbeats(config: Config) -> Findings:
         beat = config.stage(stage).heartbeat_s
         if beat * LATE_BEATS > patience:
             what = f"the {stage} gives a sign every {beat:g} s, and counts as gone after {patience:g} s"
-            yield problem(
-                CHECK, what, f"lower stages.{stage}.heartbeat_s or raise gateway.heartbeat_timeout_s"
-            )
+            advice = f"lower stages.{stage}.heartbeat_s or raise gateway.heartbeat_timeout_s"
+            yield problem(CHECK, what, advice)
 
 
 def _batches(config: Config, on_cpu: bool) -> Findings:
@@ -81,11 +80,8 @@ def _batches(config: Config, on_cpu: bool) -> Findings:
         engine, batch = engine_of(config, stage), batch_of(config, stage, on_cpu)
         if admitted is not None and batch < admitted:
             what = f"the gateway admits {admitted} requests, the {stage} computes {batch} at once"
-            yield warning(
-                CHECK,
-                what,
-                f"leave out limits.max_active, or equal it and stages.{stage}.engine.max_num_seqs",
-            )
+            advice = f"leave out limits.max_active, or equal it and stages.{stage}.engine.max_num_seqs"
+            yield warning(CHECK, what, advice)
         if engine is not None and engine.max_num_batched_tokens < batch:
             what = f"a step of the {stage} has {engine.max_num_batched_tokens} tokens for {batch} requests"
             yield problem(CHECK, what, f"raise stages.{stage}.engine.max_num_batched_tokens")

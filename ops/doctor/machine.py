@@ -110,20 +110,18 @@ def check_disk(config: Config, present: bool) -> Findings:
     elif free < DEFAULT_CHECKPOINT_BYTES:
         yield problem("disk", what, "make room, or work in another folder")
     elif free < needed:
-        yield warning(
-            "disk", what, f"make room, or set HF_HOME: a released one takes up to {gibibytes(needed)}"
-        )
+        advice = f"make room, or set HF_HOME: a released one takes up to {gibibytes(needed)}"
+        yield warning("disk", what, advice)
     else:
         yield ok("disk", what)
 
 
 def check_cpus(config: Config, machine: Machine, on_cpu: bool) -> Findings:
     """Whether the stages' threads share the processors well."""
-    threads = {
-        stage: config.stage(stage).replicas
-        * compute_threads(config.stage(stage).threads, len(config.served_stages))
-        for stage in config.served_stages
-    }
+    threads = {}
+    for stage in config.served_stages:
+        each = compute_threads(config.stage(stage).threads, len(config.served_stages))
+        threads[stage] = config.stage(stage).replicas * each
     what = f"{machine.cpus:g} CPUs; threads: " + ", ".join(f"{name} {n}" for name, n in threads.items())
     if on_cpu and sum(threads.values()) > max(machine.cpus, len(threads)):
         advice = (
@@ -162,9 +160,8 @@ def check_open_files(machine: Machine) -> Findings:
         )
         yield problem("open-files", what, advice)
     elif machine.open_files < MIN_OPEN_FILES:
-        yield warning(
-            "open-files", what, f"allow {MIN_OPEN_FILES} or more (`ulimit -n`): each client takes one"
-        )
+        advice = f"allow {MIN_OPEN_FILES} or more (`ulimit -n`): each client takes one"
+        yield warning("open-files", what, advice)
     else:
         yield ok("open-files", what)
 

@@ -5,6 +5,7 @@ import errno
 import os
 import socket
 from collections import defaultdict
+from contextlib import suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Final
@@ -32,9 +33,8 @@ def check_addresses(config: Config) -> Findings:
         keys[_place(address)].append(key)
     shared = {place: names for place, names in keys.items() if len(names) > 1}
     for place, names in shared.items():
-        yield problem(
-            "addresses", f"{', '.join(names)} are the same address, {place}", "give each a port of its own"
-        )
+        what = f"{', '.join(names)} are the same address, {place}"
+        yield problem("addresses", what, "give each a port of its own")
     guarded = config.inner_addresses() if config.security.keys is not None else {}
     open_ones = [
         f"{key} {address}"
@@ -46,9 +46,8 @@ def check_addresses(config: Config) -> Findings:
         yield warning("addresses", f"can be reached from other machines: {', '.join(open_ones)}", advice)
     if not shared and not open_ones:
         others = ", or who has a key" if any(not is_local(each) for each in guarded.values()) else ""
-        yield ok(
-            "addresses", f"all are different, and only this machine can reach those of the stages{others}"
-        )
+        what = f"all are different, and only this machine can reach those of the stages{others}"
+        yield ok("addresses", what)
 
 
 def check_others(config: Config) -> Findings:
@@ -64,9 +63,8 @@ def check_others(config: Config) -> Findings:
                 wrong = "stands for all addresses of a machine, so nobody can connect to it"
             if wrong is not None:
                 problems += 1
-                yield problem(
-                    GATEWAYS, f"{address} ({setting}): {wrong}", "give it that gateway's own address"
-                )
+                what = f"{address} ({setting}): {wrong}"
+                yield problem(GATEWAYS, what, "give it that gateway's own address")
             elif (error := _why_unreachable(address)) is not None:
                 silent.append(f"{address} ({setting}: {error})")
     if silent:
@@ -96,10 +94,9 @@ def ask_gateway(config: Config) -> StatusReport | None:
         async with asyncio.timeout(STATUS_S):
             return await probe_target(config).status()
 
-    try:
+    with suppress(GatewayUnreachableError, MessageError, TimeoutError):
         return asyncio.run(ask())
-    except (GatewayUnreachableError, MessageError, TimeoutError):
-        return None
+    return None
 
 
 def check_ports(config: Config, running: StatusReport | None) -> Findings:

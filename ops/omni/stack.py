@@ -7,7 +7,7 @@ import socket
 import sys
 import tempfile
 from collections.abc import Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import IO, Any, Final
 
@@ -91,19 +91,19 @@ class OwnStack:
         return f"the log of the stack is {self.log}"
 
     def _write(self, _name: str, line: str) -> None:
-        self._file.write(f"{line}\n")
-        self._file.flush()
+        # What a full disk does not take is lost: the stack goes on, and errors have its last lines.
+        with suppress(OSError):
+            self._file.write(f"{line}\n".encode())
 
     async def _serves(self) -> bool:
-        try:
+        with suppress(GatewayUnreachableError, MessageError):
             return (await self.target.status()).ready
-        except (GatewayUnreachableError, MessageError):
-            return False
+        return False
 
 
-def _opened(log: Path) -> IO[str]:
+def _opened(log: Path) -> IO[bytes]:
     try:
-        return log.open("w", encoding="utf-8")
+        return log.open("wb", buffering=0)
     except OSError as error:
         raise OutputError(f"cannot write the log {log}: {error.strerror}") from error
 

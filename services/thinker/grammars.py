@@ -137,7 +137,10 @@ class Grammars(Background[None]):
         with self._lock:
             if self._closed:
                 raise StageFailedError("the stage ends")
-            self._child = self._child or DecoderProcess(WORKER)
+            try:
+                self._child = self._child or DecoderProcess(WORKER)
+            except OSError as error:
+                raise BusyError(f"no compiler of schemas: {error.strerror}; try again", RETRY_MS) from error
             return self._child
 
     def _make_ready(self, child: DecoderProcess) -> None:

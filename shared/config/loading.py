@@ -120,11 +120,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _read_yaml(text: str) -> Any:
-    loader = _Loader(text)
-    try:
-        return loader.get_single_data()
-    finally:
-        loader.dispose()
+    return yaml.load(text, _Loader)  # noqa: S506 - a safe one
 
 
 def _read_file(path: Path) -> dict[str, Any]:
@@ -149,15 +145,18 @@ def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> Non
     """Write the environment's overrides into the mapping; scalars are read as YAML."""
     if model := environment.get(MODEL_VARIABLE):
         values["model"] = model
-    for name, text in environment.items():
+    # In order, so that a key within a section counts more than the section, wherever the two stand.
+    for name, text in sorted(environment.items()):
         if not name.startswith(ENV_PREFIX) or name == API_KEY_VARIABLE or is_for_a_service(name, text):
             continue
         *sections, key = name.removeprefix(ENV_PREFIX).lower().split("__")
         section = values
         for part in sections:
-            section = section.setdefault(part, {})
-            if not isinstance(section, dict):
+            inner = section.get(part, {})
+            if not isinstance(inner, dict):
                 raise ConfigError(f"{name}: {part} is a value, not a section")
+            # A copy: an anchor of YAML makes one object of several sections.
+            section[part] = section = dict(inner)
         try:
             section[key] = _read_yaml(text)
         except NOT_YAML as error:

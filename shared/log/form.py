@@ -11,7 +11,7 @@ from typing import Any, Final, Literal
 LogFormat = Literal["text", "json"]
 
 _SECRET: Final = re.compile(
-    r"(?i)(authorization\W{1,4}(?:bearer\s+)?|bearer\s+|openai-insecure-api-key\.)[^\s'\",;]+|omr_[\w-]{8,}"
+    r"(?i)(authorization\W{1,4}(?:(?:basic|bearer)\s+)?|bearer\s+|openai-insecure-api-key\.)[^\s'\",;]+|omr_[\w-]{8,}"
 )
 """Credentials of clients, as libraries log them at ``debug``, and our API keys anywhere."""
 

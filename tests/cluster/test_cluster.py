@@ -2,6 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -57,6 +58,14 @@ def without_gateway(stack: ClusterStack, nodes: RayNodes) -> tuple[str, set[str]
     assert nodes.can_be_killed(host)
     assert found["gateway-1"].host != host
     return host, {each.name for each in found.values() if each.host == host}
+
+
+def test_what_ray_cannot_place_is_an_error_and_leaves_nothing(nodes: RayNodes, tmp_path: Path) -> None:
+    stack = ClusterStack(nodes, tmp_path, tmp_path, cluster={"talker": {"resources": {"CPU": 1.0}}})
+    done = stack.call("up", "--config", str(stack.path))
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "cluster_failed: Ray cannot place the stack: Use the 'num_cpus'" in done.stderr
+    assert "runs no stack" in stack.call("status").stderr
 
 
 def test_processes_are_placed_where_there_is_room_and_listen_there(

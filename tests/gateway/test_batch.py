@@ -52,7 +52,7 @@ async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, c
         {"id": "hello", "text": "Hi", "seed": 7, "temperature": 0, "max_tokens": 9, "max_codec_tokens": 8},
         {"text": "What is this?", "images": ["cat.jpg"], "speech": False},
         "",
-        {"id": "talk", "messages": [*turns, {"role": "user", "content": "And?"}]},
+        {"id": "line-12", "messages": [*turns, {"role": "user", "content": "And?"}]},
         {"id": "hello", "text": "Again"},
         "no JSON",
         {"id": "../up", "text": "Hi"},
@@ -60,6 +60,7 @@ async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, c
         {"id": "typo", "txt": "Hi"},
         {"id": "missing", "audio": ["nothing.wav"]},
         {"id": "voice", "text": "Hi", "speaker": "Nobody"},
+        {"text": "Its name is taken"},
     )
     assert await batch(served, prompts, out) == 1
     requests = {request.seed: request for request in served.stages.requests}
@@ -70,11 +71,11 @@ async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, c
     assert (speech.sampling.temperature, speech.sampling.max_tokens) == (0, 8)
     assert [item.kind for each in served.stages.requests for item in each.media] == ["image"]
     results = {line["id"]: line for line in lines(out / "results.jsonl")}
-    assert set(results) == {"hello", "line-2", "talk"}
+    assert set(results) == {"hello", "line-2", "line-12"}
     assert all(line["text"] == "Hello there" for line in results.values())
     assert results["hello"]["seed"] == 7
     assert results["line-2"]["speech"] is None
-    for name in ("hello", "talk"):
+    for name in ("hello", "line-12"):
         assert results[name]["speech"] == f"speech/{name}.wav"
         with wave.open(str(out / results[name]["speech"])) as file:
             assert (file.getframerate(), file.getnframes()) == (24_000, 360)
@@ -87,12 +88,13 @@ async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, c
         9: ("typo", "invalid_request"),
         10: ("missing", "media_invalid"),
         11: ("voice", "unknown_speaker"),
+        12: ("line-12", "invalid_request"),
     }
     assert "another line has the id 'hello'" in failures[5]["message"]
     assert "txt" in failures[9]["message"]
     assert str(folder / "nothing.wav") in failures[10]["message"]
     shown = capsys.readouterr().err
-    assert "3 of 10 answered, 7 failed" in shown
+    assert "3 of 11 answered, 8 failed" in shown
     assert str(out / "failures.jsonl") in shown
 
 
@@ -155,6 +157,11 @@ async def test_a_folder_is_one_runs_alone(served: Bench, tmp_path: Path, capsys:
     assert "cannot write into" in capsys.readouterr().err
     assert await batch(served, tmp_path / "nothing.jsonl", out) == 1
     assert "cannot read" in capsys.readouterr().err
+    reading, writing = os.pipe()
+    os.close(writing)
+    assert await batch(served, Path(f"/dev/fd/{reading}"), out) == 1
+    assert "is read twice, which a pipe cannot be" in capsys.readouterr().err
+    os.close(reading)
 
 
 async def test_a_gateway_that_is_gone_ends_the_run_and_leaves_what_was_answered(
@@ -308,7 +315,7 @@ def test_a_stack_that_does_not_start_names_its_log(temporary: Path, monkeypatch:
     assert "no reason to live" in log.read_text()
     assert stacks() == []
     with pytest.raises(StageStartError, match="nowhere"):
-        Omni(temporary / "nowhere")
+        Omni(temporary / "nowhere", log="/dev/full")
     with pytest.raises(ConfigError, match=r"stages\.thinker\.thread: no such key, did you mean"):
         Omni(stages={"thinker": {"thread": 1}})
     with pytest.raises(OutputError, match="cannot write the log"):

@@ -22,11 +22,12 @@ from omnirelay.cli.chat.camera import Camera
 from omnirelay.cli.main import main
 from omnirelay.content import media_of
 from ops import demo
-from tests.gateway.bench import Bench, Configure, Output, bench
+from tests.gateway.bench import Bench, Configure, Output, Patch, bench
 from tests.gateway.http_bench import HttpBench
 from tests.support.camera import video_file
 from tests.support.children import ROOT
 from tests.support.ports import free_ports
+from tests.support.terminal import piped
 
 GREETING = "Hello 😀 there"
 DONE_FIELDS = "request_id text prompt_token_ids text_token_ids codec_token_ids audio_seconds ttft_s ttfa_s"
@@ -87,6 +88,17 @@ async def test_chat_for_people(served: Bench, capsys: Output) -> None:
     for label in ("time to first text", "time to first audio: none", "audio length", "wall time"):
         assert label in shown
     assert re.search(r"^prompt tokens: +\d+, 3 of them cached$", shown, re.MULTILINE)
+
+
+async def test_no_encoding_and_no_closed_stream_ends_an_answer(served: Bench) -> None:
+    command = ["-m", "omnirelay.cli", "chat", "Hi", "--text-only", "--gateway", served.listen]
+    for more, last in (([], "Hello ? there\n"), (["--json"], '"wall_s": ')):
+        status, out, _ = await piped(*command, *more, lines=b"", env={"PYTHONIOENCODING": "latin-1"})
+        assert (status, last in out) == (0, True)
+    for closed in ("1", "2"):
+        script = f"exec {sys.executable} {' '.join(command)} {closed}>&-"
+        done = await asyncio.to_thread(subprocess.run, ["sh", "-c", script], capture_output=True, check=False)
+        assert done.returncode == 0
 
 
 @pytest.mark.parametrize(
@@ -182,21 +194,24 @@ def test_a_camera_of_another_operating_system_is_told(capsys: Output) -> None:
     assert "media_invalid: --camera dshow:video=front: no container format" in capsys.readouterr().err
 
 
-async def test_chat_errors(served: Bench, tmp_path: Path, capsys: Output) -> None:
+async def test_chat_errors(served: Bench, tmp_path: Path, capsys: Output, monkeypatch: Patch) -> None:
+    monkeypatch.chdir(tmp_path)
     wrong = ["chat", "Hi", "--voice", "Nobody", "--gateway", served.listen]
     assert await asyncio.to_thread(main, wrong) == 1
     assert await asyncio.to_thread(main, [*wrong, "--json"]) == 1
-    (tmp_path / "file").write_text("")
-    for name in ("file/x.wav", "missing/x.wav", "reply.mp3", "reply"):
+    (tmp_path / "out").write_text("")
+    assert main(["demo"]) == 1
+    for name in ("out/x.wav", "missing/x.wav", "reply.mp3", "reply"):
         unwritable = ["chat", "Hi", "--out", str(tmp_path / name), "--gateway", served.listen]
         assert await asyncio.to_thread(main, unwritable) == 1
     assert served.stages.requests == []
-    assert sorted(each.name for each in tmp_path.iterdir()) == ["file"]
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["out"]
     captured = capsys.readouterr()
     told = captured.err.splitlines()
-    assert len(told) == 5
+    assert len(told) == 6
+    assert "there is no folder out" in told.pop(1)
     assert told[0].startswith("omnirelay: unknown_speaker: there is no speaker 'Nobody'")
-    assert f"cannot write {tmp_path}/file/x.wav: there is no folder" in told[1]
+    assert f"cannot write {tmp_path}/out/x.wav: there is no folder" in told[1]
     assert f"there is no folder {tmp_path}/missing, make it first" in told[2]
     assert all("a name that ends in .wav" in line for line in told[3:])
     error = json.loads(captured.out.splitlines()[0])
@@ -232,8 +247,15 @@ def test_no_gateway_and_wrong_usage(capsys: Output) -> None:
     assert told.startswith("omnirelay: gateway_unreachable: no gateway answers at")
     assert "omnirelay up" in told
     for asked in (["chat", "Hi"], ["status"]):
-        assert main([*asked, "--json", "--gateway", nobody]) == 1
-        assert json.loads(capsys.readouterr().out)["code"] == "gateway_unreachable"
+        for address, code in ((nobody, "gateway_unreachable"), ("tcp://a..b:5555", "config_invalid")):
+            assert main([*asked, "--json", "--gateway", address]) == 1
+            assert json.loads(capsys.readouterr().out)["code"] == code
+    reading, writing = os.pipe()
+    os.close(reading)
+    command = [sys.executable, "-m", "omnirelay.cli", "status", "--json", "--gateway", nobody]
+    done = subprocess.run(command, stdout=writing, stderr=subprocess.PIPE, check=False)
+    os.close(writing)
+    assert (done.returncode, done.stderr) == (1, b"")
     with pytest.raises(SystemExit) as raised:
         main(["chat", "Hi", "--out", "a.wav", "--text-only"])
     assert raised.value.code == 2

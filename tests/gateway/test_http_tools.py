@@ -118,13 +118,16 @@ def test_a_call_that_must_be_made_is_a_schema() -> None:
         assert options.calls.bare
 
 
+TO_X = {"$ref": "#/$defs/X"}
+
+
 @pytest.mark.parametrize(
     ("fields", "right", "wrong"),
     [
         # Two groups of definitions, with equal names.
         (
             {
-                "properties": {"a": {"$ref": "#/$defs/X"}, "b": {"$ref": "#/definitions/X"}},
+                "properties": {"a": TO_X, "b": {"$ref": "#/definitions/X"}},
                 "$defs": {"X": {"type": "string"}},
                 "definitions": {"X": {"type": "integer"}},
             },
@@ -141,6 +144,12 @@ def test_a_call_that_must_be_made_is_a_schema() -> None:
             {"properties": {"name": {"type": "integer"}, "also": {"$ref": "#/properties/name"}}},
             {"name": 1, "also": 2},
             {"name": 1, "also": "weather"},
+        ),
+        # A value is none, but what a property has is one, whatever its name.
+        (
+            {"properties": {"a": {"const": TO_X}, "const": TO_X}, "$defs": {"X": {}}},
+            {"a": TO_X, "const": 1},
+            {"a": {"$ref": "#/$defs/function0/$defs/X"}},
         ),
     ],
 )

@@ -5,6 +5,7 @@ import json
 import stat
 import time
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -242,12 +243,15 @@ def test_the_command_makes_a_key_that_is_known(tmp_path: Path, capsys: Output, m
     key = capsys.readouterr().out.strip()
     assert key.startswith("omr_")
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    # For the group of a gateway that is another user's.
+    path.chmod(0o640)
     path.write_text("# people\n" + path.read_text().rstrip("\n"))
     limits = ["--requests-per-second", "2", "--burst", "3", "--max-requests", "4"]
     assert main(["api-key", "bob", *limits, "--request-bytes", "5", "--best-priority", "6"]) == 0
     told = capsys.readouterr()
     assert told.out.strip() not in path.read_text() + told.err
     assert path.read_text().startswith("# people\n")
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
     entries = read_keys(path)
     assert entries["alice"] == KeyEntry(sha256=hash_of(key))
     assert entries["bob"] == KeyEntry(
@@ -269,6 +273,9 @@ def test_the_command_makes_a_key_that_is_known(tmp_path: Path, capsys: Output, m
         assert why in capsys.readouterr().err
     assert path.read_text() == before
     assert [each.name for each in path.parent.iterdir()] == ["keys.yaml"]
+    with ThreadPoolExecutor(8) as at_once:
+        assert not any(at_once.map(lambda number: main(["api-key", f"key-{number}"]), range(16)))
+    assert len(read_keys(path)) == 2 + 16
     written(path, "{}")
     assert main(["api-key", "carol"]) == 1
     assert "does not allow an entry to be appended" in capsys.readouterr().err

@@ -46,6 +46,7 @@ from tests.gateway.http_bench import (
 )
 from tests.gateway.realtime import HELLO, ask, talking
 from tests.gateway.scripted import CHUNKS, CODES, Script
+from tests.support.terminal import piped, terminal
 
 SAID = "Two plus two is five."
 SENTENCES = [f"This is sentence number {number} of them." for number in ("one", "two", "three")]
@@ -238,6 +239,20 @@ async def test_lines_of_standard_input_are_read_as_they_come(
     assert said(tcp, await tcp.stages.request(1)) == "And the rest"
     events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
     assert [each["text"] for each in events if each["event"] == "done"] == [SENTENCES[0], "And the rest"]
+
+
+async def test_what_waits_for_a_line_is_ended_by_ctrl_c(tcp: Bench, tmp_path: Path) -> None:
+    tcp.stages.serve([])
+    out = str(tmp_path / "said.wav")
+    command = ("-m", "omnirelay.cli", "say", "--json", "--out", out, "--gateway", tcp.listen)
+    async with terminal(*command) as shown:
+        shown.type(f"{SENTENCES[0]}\n")
+        await shown.see('"event": "done"')
+        await shown.interrupt()
+        assert await shown.ended() == 130
+        assert "Traceback" not in shown.seen
+    status, told, _ = await piped(*command, lines=b"\xff\n", env={"PYTHONIOENCODING": "utf-8:strict"})
+    assert (status, json.loads(told)["code"]) == (1, "invalid_request")
 
 
 async def events_of(socket: ClientConnection) -> list[Any]:

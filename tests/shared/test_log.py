@@ -48,9 +48,10 @@ def lines(capfd: pytest.CaptureFixture[str]) -> list[str]:
 
 def test_a_record_is_one_line_with_its_time_and_the_name_of_the_process(logging_state, capfd):
     configure_logging("talker", "info")
-    logging.getLogger("shared.stage.loop").info("ready on %s", "tcp://127.0.0.1:5563")
+    logging.getLogger("shared.stage.loop").info("ready on %s, %s", "tcp://a:5", "Authorization: Basic c2Vj")
     (line,) = lines(capfd)
-    assert re.fullmatch(f"{STAMP} INFO talker shared.stage.loop: ready on tcp://127.0.0.1:5563", line)
+    told = r"ready on tcp://a:5, Authorization: Basic \*\*\*"
+    assert re.fullmatch(f"{STAMP} INFO talker shared.stage.loop: {told}", line)
 
 
 def test_a_record_is_one_object_with_its_request_and_its_exception(logging_state, capfd):

@@ -255,7 +255,7 @@ def test_a_schema_that_takes_too_much_ends_its_own_request(
 
 @pytest.mark.parametrize(
     ("command", "start_s", "problem"),
-    [("exec sleep 600", 0.1, "has not started"), ("false", 60.0, "try again")],
+    [("sleep 600", 0.1, "has not started"), ("false", 60.0, "try again"), ("/no/such", 60.0, "No such file")],
 )
 def test_a_compiler_that_does_not_start_or_ends_is_no_fault_of_the_schema(
     thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch, command: str, start_s: float, problem: str
@@ -267,7 +267,7 @@ def test_a_compiler_that_does_not_start_or_ends_is_no_fault_of_the_schema(
     schema = '{"enum": [9]}'
     try:
         with monkeypatch.context() as slow:
-            slow.setattr(compiler, "WORKER", ("sh", "-c", command))
+            slow.setattr(compiler, "WORKER", tuple(command.split()))
             slow.setattr("services.thinker.media.decoder._START_S", start_s)
             failure = thinker.failure(thinker_request("early", random_prompt(9), json_schema=schema))
         assert isinstance(failure, BusyError)

@@ -1,7 +1,10 @@
 """What is known of processes on a cluster, what a command waits for, and the rule of scaling."""
 
+from argparse import Namespace
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -123,6 +126,15 @@ def test_a_process_that_ends_again_and_again_is_reported_with_its_last_lines():
     # One that serves may have been killed as often.
     commands.check([Member("talker-1", "talker", False, placed("talker-1", restarts=9), True, 0)])
     commands.check([Member("talker-1", "talker", False, placed("talker-1", restarts=2), False, 0)])
+
+
+def test_scaling_does_not_fail_for_what_has_ended_often_before(monkeypatch: pytest.MonkeyPatch):
+    broken = Member("talker-1", "talker", False, placed("talker-1", restarts=9), False, 0)
+    looks = iter([broken, broken, known("talker-1")])
+    told = Mock(side_effect=lambda name, *_: [known("gateway-1"), next(looks)] if name == "members" else "")
+    monkeypatch.setattr(commands, "connected", lambda _: nullcontext(Mock(call=told)))
+    monkeypatch.setattr(commands, "POLL_S", 0)
+    assert commands.scale(Namespace(address=None, numbers=[("talker", 1)])) == 0
 
 
 def test_the_table_has_every_process():

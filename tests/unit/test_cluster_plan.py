@@ -56,6 +56,7 @@ def test_a_stage_may_do_without_the_gpus_that_are_there():
         ),
         ({"share_gpus": True}, "share_gpus is for stages of one machine"),
         ({"gateway": {"api_keys": "keys.yaml"}}, "gateway.api_keys keys.yaml is relative"),
+        ({"gateway": {"turn_model": "v3.onnx"}}, "gateway.turn_model v3.onnx is relative"),
         (
             {"gateway": {"events": "ipc:///run/events"}},
             "gateway.events ipc:///run/events is for processes of",
@@ -82,7 +83,7 @@ def test_a_relative_directory_is_no_model_for_other_nodes(tmp_path: Path, monkey
     with pytest.raises(ConfigError, match="model mine is relative"):
         plan.check(config(model="mine"))
     plan.check(config(model=str(tmp_path / "mine")))
-    plan.check(config())
+    plan.check(config(gateway={"turn_model": "auto"}))
 
 
 def test_fewer_at_most_than_at_least_is_refused():
@@ -99,11 +100,6 @@ def test_processes_on_other_nodes_read_the_same_settings(tmp_path: Path):
     )
     path.write_text(plan.settings_text(written), encoding="utf-8")
     assert load_config(path, {}) == written
-
-
-def test_overrides_of_a_node_are_not_those_of_the_stack():
-    kept = plan.without_ours({"OMNIRELAY_LOG_LEVEL": "debug", "OMNI_MODEL": "x", "PATH": "/bin"})
-    assert kept == {"PATH": "/bin"}
 
 
 def test_processes_listen_on_their_node():

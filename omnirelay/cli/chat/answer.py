@@ -113,11 +113,11 @@ class WavWriter(Recorder):
             write_wav(self._path, self.waveform)
 
 
-async def read(target: Target, text: AsyncIterable[str], listeners: Iterable[Listener], **how: Any) -> None:
+async def read(target: Target, text: str | AsyncIterable[str], to: Iterable[Listener], **how: Any) -> None:
     """Have a text read on a connection of its own; as :func:`stream`, with options of ``speak``."""
     async with target.client() as client, aclosing(client.speak(text, **how)) as events:
         async for event in events:
-            for listener in listeners:
+            for listener in to:
                 listener.show(event)
 
 

@@ -85,8 +85,7 @@ def _choose_player(arguments: argparse.Namespace) -> Player | None:
         wanted = sys.stdout.isatty() and not arguments.json
     if arguments.text_only or not wanted:
         return None
-    player = find_player()
-    if player is None:
+    if (player := find_player()) is None:
         if arguments.play:
             arguments.refuse_usage(f"--play needs one of {PLAYER_NAMES} on PATH")
         if arguments.out is None:

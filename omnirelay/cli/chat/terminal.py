@@ -1,7 +1,6 @@
 """A conversation over standard input, from a terminal or a pipe."""
 
 import argparse
-import io
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -44,9 +43,6 @@ def run(
     target = target_of(arguments)
     conversation = ChatSession(target, template, make_printers, player, camera)
     model = conversation.status().gateway.model
-    if isinstance(sys.stdin, io.TextIOWrapper):
-        # A line that is not Unicode fails when it is sent, and the conversation goes on.
-        sys.stdin.reconfigure(errors="surrogateescape")
     try:
         if not at_terminal:
             return _read_all(conversation, arguments.json)

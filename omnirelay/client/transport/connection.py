@@ -113,7 +113,7 @@ class Connection:
             GatewayUnreachableError: No gateway answers at the address.
             VersionError: The gateway speaks another version of the protocol.
             UnauthenticatedError: Invalid API key.
-            ConfigError: The address or the CA file cannot be used.
+            ConfigError: The address, the key or the CA file cannot be used.
         """
         host, port, tls = parse_address(self.address)
         context = self._context() if tls else None
@@ -121,38 +121,11 @@ class Connection:
             async with asyncio.timeout(CONNECT_TIMEOUT_S):
                 reader, self._writer = await asyncio.open_connection(host, port, ssl=context)
                 self.limits = await self._greet(reader, self._writer)
-        except ssl.SSLCertVerificationError as error:
+        except (OSError, EOFError, ValueError, OmniRelayError, asyncio.CancelledError) as error:
             await self.close()
-            raise GatewayUnreachableError(
-                f"the certificate of {self.address} was rejected: {error.verify_message} "
-                "(pass its CA file as ca or --ca)"
-            ) from error
-        except (asyncio.IncompleteReadError, ConnectionResetError, BrokenPipeError) as error:
-            await self.close()
-            hint = "" if tls else f"; if it speaks TLS, use tls://{self.address.removeprefix('tcp://')}"
-            raise GatewayUnreachableError(
-                f"{self.address} closed the connection without an answer{hint}"
-            ) from error
-        except ssl.SSLError as error:
-            await self.close()
-            raise GatewayUnreachableError(
-                f"the TLS handshake with {self.address} failed ({error.reason}); "
-                f"without TLS, use tcp://{self.address.removeprefix('tls://')}"
-            ) from error
-        except (OSError, TimeoutError) as error:
-            await self.close()
-            if self._writer is not None and isinstance(error, TimeoutError):
-                raise GatewayUnreachableError(
-                    f"what listens at {self.address} has not answered within {CONNECT_TIMEOUT_S:g} s: "
-                    "it hangs, or is stopped"
-                ) from error
-            why = "timeout" if isinstance(error, TimeoutError) else error
-            raise GatewayUnreachableError(
-                f"no gateway answers at {self.address}: {why}; start it with `omnirelay up`"
-            ) from error
-        except (OmniRelayError, asyncio.CancelledError):
-            await self.close()
-            raise
+            if isinstance(error, OmniRelayError | asyncio.CancelledError):
+                raise
+            raise self._in_words(error, tls) from error
         self._outbox = Outbox(self._writer)
         self._tasks = [asyncio.create_task(self._receive(reader)), asyncio.create_task(self._outbox.run())]
         if self.limits.resumes:
@@ -210,6 +183,28 @@ class Connection:
         self._connected().say(pack(StatusQuery(client_id)))
         self._reports[client_id] = report
         return await report
+
+    def _in_words(self, error: Exception, tls: bool) -> OmniRelayError:
+        """Why there is no connection, and what may help."""
+        bare = self.address.partition("://")[2]
+        if isinstance(error, ssl.SSLCertVerificationError):
+            why = f"the certificate of {self.address} was rejected: {error.verify_message} (pass its CA file "
+            why += "as ca or --ca)"
+        elif isinstance(error, EOFError | ConnectionResetError | BrokenPipeError):
+            hint = "" if tls else f"; if it speaks TLS, use tls://{bare}"
+            why = f"{self.address} closed the connection without an answer{hint}"
+        elif isinstance(error, ssl.SSLError):
+            why = f"the TLS handshake with {self.address} failed ({error.reason}); without TLS, use tcp://{bare}"
+        elif isinstance(error, TimeoutError) and self._writer is not None:
+            why = f"what listens at {self.address} has not answered within {CONNECT_TIMEOUT_S:g} s: "
+            why += "it hangs, or is stopped"
+        elif isinstance(error, OSError):
+            reason = "timeout" if isinstance(error, TimeoutError) else error
+            why = f"no gateway answers at {self.address}: {reason}; start it with `omnirelay up`"
+        else:
+            # A name that no host can have, or a key of what is not Unicode.
+            return ConfigError(f"cannot connect to {self.address}: {error}")
+        return GatewayUnreachableError(why)
 
     def _context(self) -> ssl.SSLContext:
         """The SSL context; ConfigError if the CA file is unusable."""

@@ -18,6 +18,7 @@ import torch
 
 from omnirelay.errors import CheckpointError
 from ops import checkpoint as made
+from ops import locks
 from ops.doctor import checkpoint
 from ops.doctor.finding import Finding
 from services.families.memory import Model
@@ -316,7 +317,7 @@ def test_a_start_waits_for_another_that_makes_it(maker: Maker, monkeypatch: Patc
     monkeypatch.setattr(made, "announce", lambda _line: begun.set())
 
     def other() -> None:
-        with made._locked(PLACE.parent):
+        with locks.locked(PLACE.parent):
             locked.set()
             assert begun.wait(60)
             shutil.copytree(maker.installed, PLACE)
