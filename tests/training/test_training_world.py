@@ -32,7 +32,7 @@ WORDS = set(world.vocabulary())
 
 
 def dialogues(count: int) -> list[Dialogue]:
-    generator, conversations = random.Random(5), Conversations()
+    generator, conversations = random.Random(5), Conversations(alike=0.5)
     spoken = SpokenQuestions(conversations)
     found = [conversations.typed(generator) for _ in range(count)]
     found += [conversations.seen(generator) for _ in range(count)]
@@ -101,6 +101,16 @@ def test_each_question_over_an_image_has_one_reply_and_every_thing_is_visible() 
             centre = drawn[int(thing.y * side), int(thing.x * side)]
             assert np.abs(centre - ground).sum() > 60
             assert thing.radius < min(thing.x, thing.y, 1 - thing.x, 1 - thing.y)
+
+
+@pytest.mark.parametrize(("alike", "share"), [(0.0, 0.75), (0.5, 0.45)])
+def test_small_numbers_are_asked_more_often_unless_all_are_alike(alike: float, share: float) -> None:
+    generator, conversations = random.Random(7), Conversations(alike)
+    asked = [conversations.exchange(generator)[0].removeprefix("what is ") for _ in range(3000)]
+    facts = [fact for fact in world.FACTS if fact.question in {*asked}]
+    known = {fact.question: world.is_easy(fact) for fact in facts}
+    easy = [known[question] for question in asked if question in known]
+    assert sum(easy) / len(easy) == pytest.approx(share, abs=0.06)
 
 
 def answered(conversations: Conversations, spoken: Spoken, generator: random.Random) -> Dialogue:

@@ -154,9 +154,14 @@ _TRAINED = tuple(fact for fact in world.FACTS if not fact.is_held_out)
 
 
 class Conversations:
-    """Draws training dialogues, without held-out questions."""
+    """Draws training dialogues, without held-out questions.
 
-    def __init__(self) -> None:
+    Args:
+        alike: the share of calculations in which small numbers are not preferred.
+    """
+
+    def __init__(self, alike: float = 0.0) -> None:
+        self._alike = alike
         self._facts = FactSampler()
         self._talk = talk_exchanges()
         self._trained = set(_TRAINED)
@@ -165,7 +170,7 @@ class Conversations:
         """Draw a question that stands alone, and its reply."""
         kind = generator.choices(range(6), weights=(52, 20, 4, 4, 16, 4))[0]
         if kind == 0:
-            fact = self._facts.draw(generator)
+            fact = self._fact(generator)
             return generator.choice(("what is ", "what is ", "")) + fact.question, fact.reply
         if kind == 1:
             return generator.choice(self._talk)
@@ -271,7 +276,7 @@ class Conversations:
     ) -> tuple[Fact, Fact]:
         """Return a calculation and one that goes on from its result, by ``following`` if it is given."""
         while True:
-            first = self._facts.draw(generator)
+            first = self._fact(generator)
             operation, right = following or (
                 generator.choice(world.OPERATIONS),
                 generator.randint(0, generator.choice((5, 10, _LARGEST_ADDED, 100))),
@@ -279,6 +284,10 @@ class Conversations:
             second = Fact(first.result, operation, right)
             if second in self._trained:
                 return first, second
+
+    def _fact(self, generator: random.Random) -> Fact:
+        alike = self._alike and generator.random() < self._alike
+        return generator.choice(_TRAINED) if alike else self._facts.draw(generator)
 
     def _as_typed(self, turn: Turn, generator: random.Random) -> Turn:
         return Turn(as_typed(turn.question, generator), turn.reply, turn.spoken, turn.scene)

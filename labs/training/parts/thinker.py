@@ -41,20 +41,22 @@ from labs.training.parts.origin import copy_origin, origin_of
 from shared.families import SPEECH_SYSTEM_PROMPT
 
 NAME = "thinker"
-RECIPE = Recipe(steps=27_000, rate=1e-3, warmup=400, weight_decay=0.05)
+RECIPE = Recipe(steps=30_000, rate=1e-3, warmup=400, weight_decay=0.05)
 # The encoders alone, from weights that are finished: what is read and said stays as it is.
 TUNING = Recipe(steps=9_000, rate=8e-4, warmup=200, weight_decay=0.02)
 # Text alone first, which is cheap; then the encoders alone; then all kinds by turns.
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
 _THINGS_STEPS = 2000
-_KINDS = ("image", "audio", "text", "audio", "image", "audio", "long")
+_KINDS = ("image", "audio", "text", "audio", "image", "text", "audio", "long")
 _TUNED_KINDS = ("words", "image", "audio")
 _SIZES = {"text": 48, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
 # Share of the recordings in which nobody speaks.
 _UNSPOKEN = 0.06
 _SILENCES = (0.15, 0.5, 1.0)
 _ALIGNMENT_WEIGHT = 0.3
+# Share of calculations of any numbers: those of small ones alone are learnt by heart.
+_ALIKE = 0.5
 # Share of the dialogues in which something that has nothing to do with it was said before or is asked after.
 _MIXED = 0.2
 _SEED = 0
@@ -104,7 +106,7 @@ class Examples:
 
     def __init__(self, processor: Any, hearing: Hearing, replies: Container[str] | None = None) -> None:
         self._batcher = Batcher(processor)
-        self._conversations = Conversations()
+        self._conversations = Conversations(_ALIKE)
         self._hearing = hearing
         self._replies = replies
 
