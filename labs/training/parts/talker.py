@@ -44,7 +44,7 @@ RECIPE = Recipe(steps=16_000, rate=1.5e-3, weight_decay=0.05)
 # From weights that are finished.
 TUNING = Recipe(steps=5_000, rate=8e-4, warmup=100, weight_decay=0.05, average=0.995)
 # After "said", replies are any texts of the corpus: read aloud, or to questions that they do not answer.
-_KINDS = ("said read", "said text", "said read", "image", "said read", "said long", "said read", "audio")
+_KINDS = ("said read", "said text", "said read", "image", "said read", "said long", "text", "audio")
 _SIZE, _SIZE_OF_LONG = 14, 6
 # So many times more texts are drawn, for those of a batch to be about as long.
 _DRAWN = 4
