@@ -341,14 +341,16 @@ class Connection:
         frame = pack(message)
         # Frames that wait for this are counted in their response streams.
         async with self._sending:
-            self._writer.write(frame)
-            if not self._writer.transport.get_write_buffer_size() and not self._writer.is_closing():
-                # The system took all of it: nothing to wait for.
-                return
-            try:
-                async with asyncio.timeout(STALL_S):
-                    await self._writer.drain()
-            except TimeoutError:
-                self.hang_up(abort=True)
-                limited(log).info("hung up on %s, which reads nothing", self._account.name)
-                raise ConnectionAbortedError(f"nothing was read for {STALL_S:.0f} s") from None
+            # In parts: who reads a long frame slowly still reads.
+            for start in range(0, len(frame), PIECE_BYTES):
+                self._writer.write(frame[start : start + PIECE_BYTES])
+                if not self._writer.transport.get_write_buffer_size() and not self._writer.is_closing():
+                    # The system took all of it: nothing to wait for.
+                    continue
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await self._writer.drain()
+                except TimeoutError:
+                    self.hang_up(abort=True)
+                    limited(log).info("hung up on %s, which reads nothing", self._account.name)
+                    raise ConnectionAbortedError(f"nothing was read for {STALL_S:.0f} s") from None

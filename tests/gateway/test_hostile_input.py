@@ -177,6 +177,19 @@ async def test_client_that_reads_nothing_is_hung_up_on(tcp: Bench, monkeypatch: 
     await serves(tcp)
 
 
+async def test_client_that_reads_a_long_frame_slowly_is_not_hung_up_on(tcp: Bench, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("gateway.tcp.connection.STALL_S", 1.0)
+    raw = await RawClient.connect(tcp)
+    raw.say(submit(1, msgspec.structs.replace(HI, streaming=False)))
+    request = await tcp.stages.request(0)
+    await tcp.stages.audio(request.request_id, 0, bytes(size := 2**25))
+    while size > 0:
+        assert (piece := await raw.reader.read(2**17))
+        size -= len(piece)
+        await asyncio.sleep(0.01)
+    await raw.close()
+
+
 async def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:
     async with bench(configure(max_queued_per_client=2)) as b:
         raw = await RawClient.connect(b)
