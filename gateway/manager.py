@@ -39,11 +39,7 @@ from omnirelay.errors import (
 from omnirelay.protocol import GenerateRequest, PartialAnswer
 from shared.config import Config
 from shared.log import LIMITED, limited, of_request
-from shared.messages import (
-    GATEWAY_NAME_BYTES,
-    RequestFailed,
-    StageEvent,
-)
+from shared.messages import GATEWAY_NAME_BYTES, RequestFailed, StageEvent
 
 if TYPE_CHECKING:
     from gateway.input.fetch import Fetcher

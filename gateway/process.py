@@ -67,9 +67,8 @@ class GatewayProcess:
             if each is not None:
                 self.gateway.metrics.registry.register(each)
         uploads = UploadRoom(config.gateway.limits.held_bytes)
-        self._server = TcpServer(self.gateway, config, self.status, uploads, self.access)
         directory = self._prompts.directory
-        self._context = HttpContext(
+        context = self._context = HttpContext(
             self.gateway,
             config,
             self.status,
@@ -79,6 +78,7 @@ class GatewayProcess:
             starters=[each.text for each in load_starters(directory) if each.typed],
             random_weights=has_random_weights(directory),
         )
+        self._server = TcpServer(self.gateway, config, self.status, uploads, self.access, context.parsing)
         http, monitor = config.gateway.http, config.gateway.monitor
         self._http = api_server(http, self._context) if http is not None else None
         self._monitor = monitor_server(monitor, self._context) if monitor is not None else None

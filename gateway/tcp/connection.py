@@ -12,6 +12,7 @@ import msgspec
 
 from gateway.access.access import Access
 from gateway.access.account import NO_KEY, Principal
+from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
 from gateway.input.tools import CallParser, with_calls, with_tools
 from gateway.manager import Gateway
@@ -56,8 +57,8 @@ from omnirelay.protocol import (
 from omnirelay.status import StatusReport
 from shared.log import LIMITED, limited
 
-Reading = Callable[[], Awaitable[GenerateRequest]]
-"""Awaits the complete request."""
+Reading = Callable[[], Awaitable[tuple[GenerateRequest, CallParser]]]
+"""Awaits the complete request, and what finds an answer's calls."""
 HELLO_TIMEOUT_S: Final = 10.0
 STALL_S: Final = 60.0
 """How long a client may read nothing while something is to be sent, as over HTTP."""
@@ -79,6 +80,7 @@ class Connection:
     Attributes:
         _name: Of the connection, in the log.
         _refused: Counts rejected messages by error code.
+        _parsing: Describes functions of clients in turn.
         known: Called with the connection's share once the client has identified itself.
         _cancels: Cancel what is not answered yet: later its last event would be lost.
     """
@@ -91,6 +93,7 @@ class Connection:
     _uploads: UploadRoom
     _status: Callable[[], StatusReport]
     _refused: Counter[str]
+    _parsing: FairThread
     known: Callable[[str], object] = lambda _: None
     _max_frame_bytes: int = 0
     _sending: asyncio.Lock = field(default_factory=asyncio.Lock)
@@ -206,10 +209,7 @@ class Connection:
 
     def hang_up(self, abort: bool) -> None:
         """Close the connection, at once or after pending writes."""
-        if abort:
-            self._writer.transport.abort()
-        else:
-            self._writer.close()
+        (self._writer.transport.abort if abort else self._writer.close)()
 
     async def answered(self) -> None:
         """Wait until every request has its last event."""
@@ -286,12 +286,9 @@ class Connection:
             stream.close()
 
     async def _open(self, read: Reading) -> tuple[ResponseStream, CallParser] | ErrorEvent:
-        """Submit a request; an error event tells why it was rejected.  The parser finds an answer's calls."""
+        """Submit a request; an error event tells why it was rejected."""
         try:
-            request, parser = await read(), CallParser()
-            if request.tools or request.tool_choice is not None:
-                # Schemas that a call must obey are read in Python, which takes up to a second.
-                request, parser = await asyncio.to_thread(with_tools, request)
+            request, parser = await read()
             return await self._gateway.submit(request, self._account), parser
         except RequestError as error:
             return self._told(error)
@@ -318,37 +315,47 @@ class Connection:
         except OSError as lost:
             log.debug("%s went away: %s", self._account.name, lost)
 
-    async def _collect(self, incoming: Incoming) -> GenerateRequest:
+    async def _collect(self, incoming: Incoming) -> tuple[GenerateRequest, CallParser]:
         # Reject before any byte is kept.
         self._account.client.check()
         return await self._read_request(await incoming.whole())
 
-    async def _read_request(self, raw: msgspec.Raw) -> GenerateRequest:
+    async def _read_request(self, raw: msgspec.Raw) -> tuple[GenerateRequest, CallParser]:
         try:
             request = _REQUEST_DECODER.decode(raw)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             raise InvalidRequestError(f"the request is not valid: {said(error)}") from error
-        if request.tools:
-            media = sum(part.nbytes for _, part in media_of(request.messages))
-            if memoryview(raw).nbytes - media > MAX_WITH_TOOLS_BYTES:
-                raise InvalidRequestError(
-                    f"tools and messages may have {MAX_WITH_TOOLS_BYTES} bytes besides media", "tools"
-                )
-        return request
+        # Without a needed key it is refused, and takes no time before.
+        if not self._account.client.known or not (request.tools or request.tool_choice is not None):
+            return request, CallParser()
+        media = sum(part.nbytes for _, part in media_of(request.messages))
+        if request.tools and memoryview(raw).nbytes - media > MAX_WITH_TOOLS_BYTES:
+            raise InvalidRequestError(
+                f"tools and messages may have {MAX_WITH_TOOLS_BYTES} bytes besides media", "tools"
+            )
+        hold = self._gateway.held.of(self._account.share)
+        try:
+            hold.grow(media)
+            # Schemas that a call must obey are read in Python, which takes up to a second.
+            return await self._parsing.run(hold.client, with_tools, request)
+        finally:
+            hold.release()
 
     async def _send(self, message: ServerMessage) -> None:
         """Write a frame, one at a time; OSError if the client is gone, or reads nothing for long."""
         frame = pack(message)
         # Frames that wait for this are counted in their response streams.
         async with self._sending:
-            self._writer.write(frame)
-            if not self._writer.transport.get_write_buffer_size() and not self._writer.is_closing():
-                # The system took all of it: nothing to wait for.
-                return
-            try:
-                async with asyncio.timeout(STALL_S):
-                    await self._writer.drain()
-            except TimeoutError:
-                self.hang_up(abort=True)
-                limited(log).info("hung up on %s, which reads nothing", self._account.name)
-                raise ConnectionAbortedError(f"nothing was read for {STALL_S:.0f} s") from None
+            # In parts: who reads a long frame slowly still reads.
+            for start in range(0, len(frame), PIECE_BYTES):
+                self._writer.write(frame[start : start + PIECE_BYTES])
+                if not self._writer.transport.get_write_buffer_size() and not self._writer.is_closing():
+                    # The system took all of it: nothing to wait for.
+                    continue
+                try:
+                    async with asyncio.timeout(STALL_S):
+                        await self._writer.drain()
+                except TimeoutError:
+                    self.hang_up(abort=True)
+                    limited(log).info("hung up on %s, which reads nothing", self._account.name)
+                    raise ConnectionAbortedError(f"nothing was read for {STALL_S:.0f} s") from None

@@ -9,6 +9,7 @@ from itertools import count
 
 from gateway.access.access import Access
 from gateway.access.listening import listen
+from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
 from gateway.manager import Gateway
 from gateway.tcp.connection import FAREWELL_S, Connection
@@ -29,6 +30,7 @@ class TcpServer:
     _status: Callable[[], StatusReport]
     _uploads: UploadRoom
     _access: Access
+    _parsing: FairThread
     refused: Counter[str] = field(default_factory=Counter)
     _servers: list[asyncio.Server] = field(default_factory=list)
     _connections: dict[asyncio.Task[None], Connection] = field(default_factory=dict)
@@ -76,9 +78,8 @@ class TcpServer:
             writer.transport.abort()
             return
         name = f"client {next(self._numbers)}"
-        connection = Connection(
-            self._gateway, reader, writer, name, self._access, self._uploads, self._status, self.refused
-        )
+        given = self._access, self._uploads, self._status, self.refused, self._parsing
+        connection = Connection(self._gateway, reader, writer, name, *given)
         self._connections[task] = connection
         connection.known = place.move
         place.idle = lambda: connection.idle

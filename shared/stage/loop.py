@@ -140,7 +140,7 @@ class StageLoop(Generic[M]):
                     outbox.flush()
                 self._report()
                 self._spent("send")
-                if self._membership.may_end(idle=not self._service.active_requests()):
+                if self._membership.may_end():
                     return
         except Exception as error:
             log.exception("the engine failed; this stage ends")

@@ -99,14 +99,11 @@ class Membership:
         self._drain_until = self._clock() + grace_s
         self.news = True
 
-    def may_end(self, idle: bool) -> bool:
-        """Whether a draining replica may end now; ``idle`` means that no request is active."""
+    def may_end(self) -> bool:
+        """Whether a draining replica may end now: without a gateway nobody waits for what it still has."""
         if self._drain_until is None:
             return False
-        joined = self.joined
-        if not joined:
-            return idle
-        return all(each.released for each in joined) or self._clock() >= self._drain_until
+        return all(each.released for each in self.joined) or self._clock() >= self._drain_until
 
     def _replicas(self) -> Mapping[str, str]:
         """The replicas of the next stage that any gateway names: one that has just started knows few."""

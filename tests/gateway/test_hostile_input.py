@@ -3,6 +3,7 @@
 import asyncio
 import json
 import logging
+import threading
 import urllib.parse
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
@@ -13,8 +14,10 @@ import msgspec
 import pytest
 import zmq
 
+from gateway.input.tools import CallParser
 from gateway.process import GatewayProcess
 from omnirelay import errors
+from omnirelay.content import ChatMessage, ImagePart
 from omnirelay.events import DoneEvent, ErrorEvent
 from omnirelay.protocol import (
     PROTOCOL_VERSION,
@@ -27,6 +30,7 @@ from omnirelay.protocol import (
     Submit,
     pack,
 )
+from omnirelay.tools import Function, Tool
 from omnirelay.version import version
 from shared.messages import (
     Abort,
@@ -175,6 +179,49 @@ async def test_client_that_reads_nothing_is_hung_up_on(tcp: Bench, monkeypatch: 
     assert len(await raw.reader.read()) < 64 * 2**18
     raw.writer.transport.abort()
     await serves(tcp)
+
+
+@pytest.mark.parametrize("keyed", [False, True])
+async def test_functions_are_described_in_turn_and_for_nobody_without_a_key(
+    configure: Configure, keys: str, keyed: bool, monkeypatch: Patch
+) -> None:
+    described, go_on = list[str](), threading.Event()
+
+    def describe(request: GenerateRequest) -> tuple[GenerateRequest, CallParser]:
+        described.append(request.tools[0].function.name)
+        go_on.wait(30)
+        return HI, CallParser()
+
+    monkeypatch.setattr("gateway.tcp.connection.with_tools", describe)
+    question = ChatMessage("user", [ImagePart(data=memoryview(b"x" * 1000))])
+    async with bench(configure({"api_keys": keys} if keyed else None)) as b:
+        raws = [await RawClient.connect(b) for _ in "ab"]
+        for raw, name in zip(raws, "ab", strict=True):
+            for number in range(3):
+                tools = [Tool("function", Function(name))]
+                raw.say(submit(number, GenerateRequest(messages=[question], tools=tools)))
+            if keyed:
+                assert (await raw.told())[1] == "unauthenticated"
+            await until(lambda: keyed or described)
+        await until(lambda: keyed or b.process.gateway.held.total == 6000)
+        go_on.set()
+        await until(lambda: len(described) == (0 if keyed else 6))
+        assert described[1:3] == ([] if keyed else ["b", "a"])
+        await asyncio.gather(*(raw.close() for raw in raws))
+
+
+async def test_client_that_reads_a_long_frame_slowly_is_not_hung_up_on(
+    tcp: Bench, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("gateway.tcp.connection.STALL_S", 1.0)
+    raw = await RawClient.connect(tcp)
+    raw.say(submit(1, msgspec.structs.replace(HI, streaming=False)))
+    request = await tcp.stages.request(0)
+    await tcp.stages.audio(request.request_id, 0, bytes(size := 2**25))
+    while size > 0:
+        size -= len(await raw.reader.readexactly(2**17))
+        await asyncio.sleep(0.01)
+    await raw.close()
 
 
 async def test_client_that_only_writes_is_not_read_without_end(configure: Configure) -> None:

@@ -266,8 +266,11 @@ def test_a_stage_that_drains_goes_on_until_nothing_needs_it_or_its_time_is_over(
 
 
 def test_a_stage_without_a_gateway_stops_at_once(context: Context) -> None:
+    """Also if a sender that has not yet heard of the gateway's end has sent it more."""
     harness = Harness(context, drain_s=60.0)
+    harness.listen()
     harness.start()
+    in_work(harness, "aaaa1")
     harness.loop.drain()
     harness.thread.join(timeout=60)
     assert not harness.thread.is_alive()

@@ -283,9 +283,9 @@ def test_a_stage_drains_until_no_gateway_needs_it(context: Context) -> None:
         stage.loop.drain()
         one.tell(Peers(gateway=one.name, released=True))
         wait_until(lambda: stage.link(one).released)
-        assert not stage.membership.may_end(idle=True)
+        assert not stage.membership.may_end()
         other.tell(Closing())
-        wait_until(lambda: stage.membership.may_end(idle=False))
+        wait_until(stage.membership.may_end)
 
 
 def test_replicas_that_any_gateway_knows_are_reached(context: Context) -> None:

@@ -9,6 +9,7 @@ from unittest import mock
 import msgspec
 
 from gateway.access.access import Access
+from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
 from gateway.manager import Gateway
 from gateway.tcp.connection import Connection
@@ -51,11 +52,10 @@ def check(data: bytes) -> None:
 async def _serve(pieces: list[bytes]) -> bytes:
     """Give all that the gateway says."""
     reader, writer, transport = connection()
-    intake, uploads, access = Intake(), UploadRoom(ROOM), Access(CONFIG)
+    intake, uploads, access, parsing = Intake(), UploadRoom(ROOM), Access(CONFIG), FairThread("parsing")
     refused: Counter[str] = Counter()
-    served = Connection(
-        cast(Gateway, intake), reader, writer, "client 1", access, uploads, lambda: STATUS, refused
-    )
+    given = access, uploads, lambda: STATUS, refused, parsing
+    served = Connection(cast(Gateway, intake), reader, writer, "client 1", *given)
     serving = asyncio.create_task(served.serve())
     await feed(reader, pieces)
     reader.feed_eof()
@@ -68,6 +68,7 @@ async def _serve(pieces: list[bytes]) -> bytes:
     assert INTERNAL not in refused
     assert not uploads.used
     assert not intake.held.total
+    parsing.close()
     return bytes(transport.written)
 
 
