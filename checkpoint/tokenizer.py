@@ -231,6 +231,7 @@ def write_tokenizer(
         # The library has no class for it.
         raise OutputError(f"cannot write the tokenizer: {error}") from error
     added = tokenizer.get_added_tokens_decoder()
+    own = isinstance(tokenizer.normalizer, normalizers.NFC)
     flags = ("content", "lstrip", "normalized", "rstrip", "single_word", "special")
     config = {
         "add_bos_token": False,
@@ -248,7 +249,7 @@ def write_tokenizer(
         "processor_class": processor,
         "split_special_tokens": False,
         # transformers gives Qwen2's own class Qwen2's normalizer, whatever the file says.
-        "tokenizer_class": "Qwen2Tokenizer" if _is_qwens(tokenizer) else "PreTrainedTokenizerFast",
+        "tokenizer_class": "Qwen2Tokenizer" if own else "PreTrainedTokenizerFast",
         "unk_token": None,
         **names,
         **_END,
@@ -264,10 +265,6 @@ def write_tokenizer(
     # transformers 5 reads the bare template; older releases and other programs read the JSON one.
     (directory / "chat_template.jinja").write_text(template, encoding="utf-8")
     write_json(directory / "chat_template.json", {"chat_template": template})
-
-
-def _is_qwens(tokenizer: Tokenizer) -> bool:
-    return isinstance(tokenizer.normalizer, normalizers.NFC)
 
 
 def write_json(path: Path, content: dict[str, Any]) -> None:

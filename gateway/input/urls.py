@@ -87,7 +87,9 @@ def decode_data_url(name: str, url: str, max_bytes: int) -> bytearray:
         return decode_base64(pieces) if base64 else bytearray().join(pieces)
     except ValueError as error:
         # binascii.Error, UnicodeEncodeError, and ours.
-        raise MediaError(f"{name}: its data URL cannot be decoded: {_reason(error)}") from error
+        # Python's message quotes the URL.
+        why = "a character that is not ASCII" if isinstance(error, UnicodeEncodeError) else error
+        raise MediaError(f"{name}: its data URL cannot be decoded: {why}") from error
 
 
 def _percent_decoded(url: str, start: int) -> Iterator[bytes]:
@@ -121,8 +123,3 @@ def decode_base64(pieces: Iterator[bytes]) -> bytearray:
         raise ValueError("base64 goes on behind its padding")
     decoded += binascii.a2b_base64(rest + b"=" * (-len(rest) % 4), strict_mode=True)
     return decoded
-
-
-def _reason(error: ValueError) -> str:
-    """The reason, without the quotation of the URL that Python's message has."""
-    return "a character that is not ASCII" if isinstance(error, UnicodeEncodeError) else str(error)

@@ -60,7 +60,8 @@ def check_packages(needs: list[str]) -> Findings:
         elif not need.specifier.contains(version, prereleases=True):
             wrong.append(f"{need.name} is {version}, needed is {need.specifier}")
     if set(ENGINE) <= set(absent):
-        absent = [name for name in absent if name not in _stage_packages(needs)]
+        staged = {need.name for need in map(Requirement, needs) if "stages" in str(need.marker)}
+        absent = [name for name in absent if name not in staged]
         yield warning("packages", "the stages' packages are not installed: only a gateway can run", MAKE_ENV)
     for text in (*wrong, *(f"{name} is missing" for name in absent)):
         yield problem("packages", text, MAKE_ENV)
@@ -136,7 +137,3 @@ def _installed(name: str) -> Version | None:
         except metadata.PackageNotFoundError:
             continue
     return None
-
-
-def _stage_packages(needs: list[str]) -> set[str]:
-    return {need.name for need in map(Requirement, needs) if "stages" in str(need.marker)}

@@ -25,7 +25,9 @@ DRAIN_BYTES: Final = 2**28
 READ_BYTES: Final = 2**14
 """Read of a connection at once: of chunks or frames of one byte the parsers take 3 ms for each 1000 bytes."""
 STALL_S: Final = 60.0
-"""How long a client may read nothing while data wait for it."""
+"""How long a client may read little while data wait for it."""
+STALL_BYTES: Final = 2**18
+"""How much is not little."""
 PROBE_S: Final = 0.25
 """How often a connection whose client has closed its sending side is checked for a reset."""
 PLACE: Final = "place"
@@ -87,13 +89,13 @@ class BoundedProtocol(H11Protocol, SmallReads):
         self._places = places
         self._place: Place | None = None
         self._socket: asyncio.Transport | None = None
-        self._lingering = False
-        self._upgraded = False
+        self._lingering = self._upgraded = False
         self._half_closed = asyncio.Event()
         self._drained = 0
         self._head = Alarm(self.loop, HEAD_S, self._hang_up)
         self._drain = Alarm(self.loop, DRAIN_S, self._hang_up)
-        self._stall = Alarm(self.loop, STALL_S, self._hang_up)
+        self._stall = Alarm(self.loop, STALL_S, self._check_stall)
+        self._unread = 0
         self._probe = Alarm(self.loop, PROBE_S, self._check_reset)
 
     @property
@@ -106,7 +108,9 @@ class BoundedProtocol(H11Protocol, SmallReads):
         self._socket = transport
         super().connection_made(cast("asyncio.Transport", _Lingering(transport, self._linger)))
         address = self.client[0] if self.client is not None else "unknown"
-        self._place = self._places.take(address, self._hang_up, self._is_idle)
+        self._place = self._places.take(
+            address, self._hang_up, lambda: not (self.answering or self._upgraded)
+        )
         self.app_state = {**self.app_state, PLACE: self._place, HALF_CLOSED: self._half_closed}
         if self._place is None:
             limited(log).warning("connection refused: no place for another one of its address")
@@ -186,6 +190,7 @@ class BoundedProtocol(H11Protocol, SmallReads):
     def pause_writing(self) -> None:
         """Limit the time until the client reads."""
         super().pause_writing()
+        self._unread = self.transport.get_write_buffer_size()
         self._stall.start()
 
     def resume_writing(self) -> None:
@@ -239,17 +244,21 @@ class BoundedProtocol(H11Protocol, SmallReads):
         self._drain.start()
         return True
 
-    def _is_idle(self) -> bool:
-        return not (self.answering or self._upgraded)
-
     def _check_reset(self) -> None:
         if self._socket is None:
             return
         if self._socket.get_extra_info("socket").getsockopt(socket.SOL_SOCKET, socket.SO_ERROR):
             self._hang_up()
         else:
-            self._probe.stop()
-            self._probe.start()
+            self._probe.again()
+
+    def _check_stall(self) -> None:
+        """Hang up on a client that has read too little since: a large body may take longer."""
+        before, self._unread = self._unread, self.transport.get_write_buffer_size()
+        if before - self._unread < STALL_BYTES:
+            self._hang_up()
+        else:
+            self._stall.again()
 
     def _hang_up(self) -> None:
         if self._socket is not None:
@@ -327,6 +336,11 @@ class Alarm:
         """Start it if it is not running."""
         if self._timer is None:
             self._timer = self._loop.call_later(self._seconds, self._ring)
+
+    def again(self) -> None:
+        """Start it anew."""
+        self.stop()
+        self.start()
 
     def stop(self) -> None:
         """Stop it if it is running."""

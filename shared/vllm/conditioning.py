@@ -86,7 +86,8 @@ class ConditioningStore(nn.Module):
         self.layer(rows.unsqueeze(1))
         slots = self._batch_slots(rows.shape[0])
         if slots is not None:
-            self._id_table()[slots] = _as_three(positions)[:, : rows.shape[0]].T.to(torch.int32)
+            three = positions if positions.dim() == 2 else positions.unsqueeze(0).expand(3, -1)
+            self._id_table()[slots] = three[:, : rows.shape[0]].T.to(torch.int32)
 
     def read_batch(self, count: int) -> tuple[torch.Tensor, torch.Tensor] | None:
         """Rows and positions of the tokens in this forward pass.
@@ -157,7 +158,3 @@ class SlotMap:
         table = torch.tensor(blocks[first : -(-stop // self._block_size)], dtype=torch.int64)
         positions = torch.arange(start, stop)
         return table[positions // self._block_size - first] * self._block_size + positions % self._block_size
-
-
-def _as_three(positions: torch.Tensor) -> torch.Tensor:
-    return positions if positions.dim() == 2 else positions.unsqueeze(0).expand(3, -1)

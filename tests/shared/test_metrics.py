@@ -2,6 +2,7 @@
 
 import socket
 import threading
+import time
 from bisect import bisect_left
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -341,6 +342,19 @@ def test_a_client_that_does_not_read_keeps_nobody_waiting_and_is_dropped(
         assert get(served.address, "/livez").status == 200
         wait_until(lambda: not served.endpoint.places.taken)
         assert len(read_all(connection)) < LARGE
+
+
+def test_a_client_that_reads_a_large_answer_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "STALL_S", 0.5)
+    served = Served()
+    served.registry.register(Large())
+    with served.endpoint, served.connect() as connection:
+        connection.sendall(b"GET /metrics HTTP/1.1\r\nHost: here\r\nConnection: close\r\n\r\n")
+        received = 0
+        while part := connection.recv(2**20):
+            received += len(part)
+            time.sleep(len(part) / 2**20 * 0.1)
+        assert received > LARGE
 
 
 def test_a_metric_that_cannot_be_read_is_told_and_health_is_still_answered(

@@ -3,7 +3,7 @@
 import asyncio
 import struct
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Final, NamedTuple
 
 from gateway.fairness.quota import Hold
@@ -261,13 +261,9 @@ class InputVideo:
         sound = media.max_item_bytes // 2 // BYTES_PER_S
         longest = min(media.realtime_video_seconds, int(media.max_video_seconds), sound)
         left = max(0, seconds - max(1, min(longest, media.realtime_video_tokens // tokens)))
-        while seconds - left > LEAST_S and _size_of(shown[PER_S * left :]) > self._limit:
+        while seconds - left > LEAST_S and sum(len(one.data) for one in shown[PER_S * left :]) > self._limit:
             left += 1
         return left
-
-
-def _size_of(frames: Iterable[Frame]) -> int:
-    return sum(len(frame.data) for frame in frames)
 
 
 def _shown(frames: Sequence[Frame], times: Sequence[int]) -> list[Frame]:
