@@ -131,12 +131,16 @@ def _media(model: Path, name: str | None) -> bytes | None:
 
 
 def _bundled() -> DemoQuestion:
-    files = {name: resources.files("ops").joinpath("assets", name).read_bytes() for name in DESCRIBED}
+    files = {name: _read(name) for name in DESCRIBED}
     lines = [
         f"{label} {name}, {DESCRIBED[name]}, {len(files[name]):,} bytes"
         for label, name in (("audio: ", QUESTION), ("image: ", PICTURE))
     ]
     return DemoQuestion([*lines, f"prompt: {PROMPT}"], PROMPT, files[QUESTION], files[PICTURE])
+
+
+def _place(out: Path, number: int, of: int) -> Path:
+    return out if of == 1 else out.with_name(f"{out.stem}-{number}{out.suffix}")
 
 
 async def _demonstrate(target: Target, asked: Sequence[DemoQuestion], out: Path) -> None:
@@ -145,7 +149,7 @@ async def _demonstrate(target: Target, asked: Sequence[DemoQuestion], out: Path)
         for line in question.lines:
             say(line)
         say("answer: ", end="")
-        place = out if len(asked) == 1 else out.with_name(f"{out.stem}-{number}{out.suffix}")
+        place = _place(out, number, len(asked))
         listeners: list[Listener] = [WavWriter(place), TextPrinter(), FiguresPrinter(say)]
         await stream(target, question.request, listeners)
         say(f"written:             {place}")
@@ -159,3 +163,7 @@ async def _show_memory(target: Target) -> None:
     peaks |= {stage.name: stage.peak_memory_bytes for stage in report.stages}
     shown = ", ".join(f"{name} {mebibytes(peak)}" for name, peak in peaks.items())
     say(f"peak memory:         {shown}; together {mebibytes(sum(peaks.values()))}")
+
+
+def _read(name: str) -> bytes:
+    return resources.files("ops").joinpath("assets", name).read_bytes()

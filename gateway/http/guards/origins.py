@@ -26,9 +26,7 @@ def check_origin(allowed: Collection[str], scope: Scope) -> None:
     """
     headers = Headers(scope=scope)
     origin = headers.get("origin")
-    if origin is None or origin in allowed:
-        return
-    if origin.partition("://")[2] == headers.get("host", "") and _FIXED_HOST.fullmatch(origin):
+    if origin is None or origin in allowed or _is_own(origin, headers.get("host", "")):
         return
     raise OriginError(f"pages of {origin[:128]!r} may not use this gateway (gateway.http_origins)")
 
@@ -66,3 +64,7 @@ def is_local(name: str) -> bool:
         return ipaddress.ip_address(name).is_loopback
     except ValueError:
         return False
+
+
+def _is_own(origin: str, host: str) -> bool:
+    return origin.partition("://")[2] == host and _FIXED_HOST.fullmatch(origin) is not None
