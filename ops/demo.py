@@ -76,6 +76,7 @@ def run(arguments: argparse.Namespace) -> int:
     """
     out: Path = OUT if arguments.out is None else arguments.out
     if arguments.out is None:
+        # `require_wav` says in words what is wrong with the folder.
         with suppress(OSError):
             OUT.parent.mkdir(exist_ok=True)
     require_wav(out)

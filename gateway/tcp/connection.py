@@ -61,7 +61,7 @@ Reading = Callable[[], Awaitable[tuple[GenerateRequest, CallParser]]]
 """Awaits the complete request, and what finds an answer's calls."""
 HELLO_TIMEOUT_S: Final = 10.0
 STALL_S: Final = 60.0
-"""How long a client may read nothing while something is to be sent, as over HTTP."""
+"""How long a client may take to read a part of what is to be sent, of ``PIECE_BYTES``, as over HTTP."""
 FAREWELL_S: Final = 1.0
 """How long a connection that is being closed may take its last events."""
 MAX_WITH_TOOLS_BYTES: Final = 2**22
@@ -209,7 +209,10 @@ class Connection:
 
     def hang_up(self, abort: bool) -> None:
         """Close the connection, at once or after pending writes."""
-        (self._writer.transport.abort if abort else self._writer.close)()
+        if abort:
+            self._writer.transport.abort()
+        else:
+            self._writer.close()
 
     async def answered(self) -> None:
         """Wait until every request has its last event."""
