@@ -95,21 +95,26 @@ async def listen(conversation: Conversation, recorder: Process) -> None:
 async def speak(conversation: Conversation) -> None:
     """Play and print what is answered; a new player begins with each turn of the user."""
     player: Process | None = None
-    async for event in conversation.events():
-        if event.type == "response.output_audio.delta":
-            if player is None:
-                player = await asyncio.create_subprocess_exec(*shlex.split(arguments.play), stdin=PIPE)
-            if player.stdin:
-                player.stdin.write(base64.b64decode(event.delta))
-        elif event.type == "input_audio_buffer.speech_started" and player is not None:
-            # The gateway cancels the answer; what is still to be played goes, too.
-            player.kill()
+    try:
+        async for event in conversation.events():
+            if event.type == "response.output_audio.delta":
+                if player is None:
+                    player = await asyncio.create_subprocess_exec(*shlex.split(arguments.play), stdin=PIPE)
+                if player.stdin:
+                    player.stdin.write(base64.b64decode(event.delta))
+            elif event.type == "input_audio_buffer.speech_started" and player is not None:
+                # The gateway cancels the answer; what is still to be played goes, too.
+                player.kill()
+                await player.wait()
+                player = None
+            elif event.type == "response.output_audio_transcript.done":
+                print(event.transcript, flush=True)
+            elif event.type == "error":
+                print(f"error: {event.error.message}", flush=True)
+    finally:
+        if player is not None and player.stdin:
+            player.stdin.close()
             await player.wait()
-            player = None
-        elif event.type == "response.output_audio_transcript.done":
-            print(event.transcript, flush=True)
-        elif event.type == "error":
-            print(f"error: {event.error.message}", flush=True)
 
 
 async def main() -> None:
@@ -121,8 +126,11 @@ async def main() -> None:
         speaking = asyncio.create_task(speak(conversation))
         try:
             await listen(conversation, recorder)
+            await recorder.wait()
         finally:
             speaking.cancel()
+            with suppress(asyncio.CancelledError):
+                await speaking
 
 
 asyncio.run(main())
