@@ -135,21 +135,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--size", nargs="+", choices=[*SIZES, QWEN3], default=SIZES, help="checkpoints (default: all)")
-    add(
-        "--scenarios",
-        nargs="+",
-        choices=SCENARIOS,
-        help=f"default on bench: {', '.join(ALL)}",
-    )
+    add("--scenarios", nargs="+", choices=SCENARIOS, help=f"default on bench: {', '.join(ALL)}")
     add("--servers", nargs="+", choices=SERVERS, default=SERVERS)
     add("--seconds", type=float, help="speech of an answer (default: 10; 2.56 on tiny)")
     add("--clients", type=int, nargs="+", metavar="N", help="clients at once, one load each")
-    add(
-        "--repeats",
-        type=int,
-        metavar="N",
-        help="of everything (default: 2; questions 5)",
-    )
+    add("--repeats", type=int, metavar="N", help="of everything (default: 2; questions 5)")
     add("--token2wav", type=int, default=1, metavar="N", help="replicas of token2wav (default: 1)")
     add("--cores", type=int, metavar="N", help="for all processes (default: all)")
     add("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")

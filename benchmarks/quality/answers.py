@@ -52,6 +52,11 @@ class Asked:
         return self.kind.startswith("reading")
 
     @property
+    def is_in_any_order(self) -> bool:
+        """The reply is no sentence."""
+        return self.kind.endswith("any words")
+
+    @property
     def is_long(self) -> bool:
         """A long conversation goes before, longer than any that speech was trained on."""
         return self.kind.endswith("turns")

@@ -211,10 +211,16 @@ def speech_figures(
             bound = whole.value + MOST_WORSE_STREAMED
             compared = [reply for reply in ours if reply.asked in {each.asked for each in theirs}]
             found += [whole, _errors(f"word error: streamed, same, {speaker}", _said(compared), hear, bound)]
-    if read:
-        natural_texts = [(reply.text, say(reply.asked.speaker, reply.text)) for reply in read]
-        found.append(_errors("word error: texts read by the synthesizer", natural_texts, hear_texts, None))
-        found.append(_errors("word error: texts read aloud", _said(read), hear_texts, MOST_READ_ERROR))
+    for what, ours in (
+        ("texts", [reply for reply in read if not reply.asked.is_in_any_order]),
+        ("words in any order", [reply for reply in read if reply.asked.is_in_any_order]),
+    ):
+        if ours:
+            originals = [(reply.text, say(reply.asked.speaker, reply.text)) for reply in ours]
+            floor = _errors(f"word error: {what} read by the synthesizer", originals, hear_texts, None)
+            # A listener guesses words of a sentence; of words in any order it misses some of anybody's.
+            most = MOST_READ_ERROR + (floor.value if ours[0].asked.is_in_any_order else 0.0)
+            found += [floor, _errors(f"word error: {what} read aloud", _said(ours), hear_texts, most)]
     if long:
         found.append(_errors("word error: after long conversations", _said(long), hear, MOST_WORD_ERROR))
     for kind, begins in SENTENCES.items():

@@ -87,6 +87,25 @@ def test_answers_are_counted_by_kind_and_group() -> None:
     assert "right: images" not in found
 
 
+def test_words_in_any_order_are_compared_with_what_is_heard_of_the_synthesizer() -> None:
+    read = [
+        reply("two plus two is nine", kind="reading, wrong sums"),
+        reply("you ten me", kind="reading, any words"),
+        # Only of the synthesizer nothing is heard.
+        reply("omni", kind="reading, any words", samples=voice(150, 1.0)),
+    ]
+    written = {each.samples.tobytes(): each.text for each in read}
+
+    def hear(samples: Samples) -> str:
+        return written.get(samples.tobytes(), "")
+
+    found = {each.name: each for each in speech_figures(read, [], SPEAKERS, hear, hear, say)}
+    texts, any_words = (found[f"word error: {what} read aloud"] for what in ("texts", "words in any order"))
+    assert (texts.count, texts.of, texts.most) == (0, 5, 0.04)
+    assert found["word error: words in any order read by the synthesizer"].value == 0.25
+    assert (any_words.count, any_words.of, any_words.most) == (0, 4, 0.29)
+
+
 def test_speech_is_heard_compared_and_told_apart() -> None:
     texts = ["one two three", "good night", "two plus two is four", "hello"]
     streamed = [reply(text, speaker=who) for text in texts for who in SPEAKERS]
