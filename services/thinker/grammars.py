@@ -19,7 +19,7 @@ from vllm.v1.structured_output.request import StructuredOutputRequest
 from omnirelay.errors import BusyError, InvalidRequestError, MessageError, StageFailedError
 from services.thinker.background import Background
 from services.thinker.grammar_worker import ANSWERS, CompileJob, CompileLimits, Rejected
-from services.thinker.media.decoder import DecoderProcess
+from services.thinker.media.decoder import RETRY_MS, DecoderProcess
 from shared.messages import ThinkRequest
 
 WORKER: Final = (sys.executable, "-m", "services.thinker.grammar_worker")
@@ -28,7 +28,6 @@ COMPILE_S: Final = 10.0
 MEMORY_BYTES: Final = 2**30
 """Most memory for one schema."""
 CACHE_BYTES: Final = 128 * 2**20
-RETRY_MS: Final = 5000
 log = logging.getLogger(__name__)
 
 Result = xgrammar.CompiledGrammar | str

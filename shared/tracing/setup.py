@@ -30,7 +30,7 @@ def traces_url(config: TracingConfig, environment: Mapping[str, str]) -> str | N
     if environment.get(DISABLED_VARIABLE, "").strip().lower() == "true":
         return None
     if config.endpoint is not None:
-        return config.endpoint if config.endpoint.endswith(TRACES_PATH) else _below(config.endpoint)
+        return _below(config.endpoint.rstrip("/").removesuffix(TRACES_PATH))
     # By OpenTelemetry's convention this is the whole address, the other the base of all signals.
     if url := _address(environment, TRACES_VARIABLE):
         return url

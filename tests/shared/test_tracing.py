@@ -72,6 +72,7 @@ def tell(tracer: Tracer, count: int = 1) -> None:
         ("http://a:4318/", {}, "http://a:4318/v1/traces"),
         ("https://a/otlp", {}, "https://a/otlp/v1/traces"),
         ("https://a/otlp/v1/traces", {}, "https://a/otlp/v1/traces"),
+        ("https://a/otlp/v1/traces/", {}, "https://a/otlp/v1/traces"),
         ("http://[::1]:4318", {}, "http://[::1]:4318/v1/traces"),
         ("http://a:4318", {BASE: "http://b:1", TRACES: "http://c:1/x"}, "http://a:4318/v1/traces"),
         (None, {BASE: "http://b:1"}, "http://b:1/v1/traces"),

@@ -16,7 +16,7 @@ import psutil
 import pytest
 from PIL import Image
 
-from omnirelay.errors import MediaError, MediaTooLargeError
+from omnirelay.errors import BusyError, MediaError, MediaTooLargeError
 from services.thinker.media.decoded import DecodedAudio, DecodedImage
 from services.thinker.media.decoder import WORKER, MediaDecoder
 from services.thinker.media.pipe import MAX_HEADER_BYTES, STARTS, DecodeJob, Pipe
@@ -212,7 +212,7 @@ def test_a_child_that_does_not_start_is_told_of():
     ):
         decoder.decode("audio", spoken(), name="audio 1")
     missing = MediaDecoder(LIMITS, command=["/nowhere/python"])
-    with pytest.raises(MediaError, match="audio 1: no decoder can be started"):
+    with pytest.raises(BusyError, match="no decoder starts"):
         missing.decode("audio", spoken(), name="audio 1")
     missing.close()
 

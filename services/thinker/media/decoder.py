@@ -13,13 +13,15 @@ from typing import Final
 import msgspec
 import numpy as np
 
-from omnirelay.errors import MediaError, MediaTooLargeError, MessageError
+from omnirelay.errors import BusyError, MediaError, MediaTooLargeError, MessageError
 from services.thinker.media.decoded import Decoded, DecodedAudio, DecodedImage, DecodedVideo, DecodeLimits
 from services.thinker.media.pipe import ANSWERS, STARTS, DecodeJob, Done, Pipe
 from shared.ending import ending_of
 from shared.messages import MediaKind
 
 WORKER: Final = (sys.executable, "-m", "services.thinker.media.worker")
+RETRY_MS: Final = 5000
+"""When a child that cannot be started now is worth another try."""
 _START_S: Final = 60.0
 _END_S: Final = 5.0
 
@@ -117,7 +119,7 @@ class MediaDecoder:
         self._closed = False
 
     def start(self) -> None:
-        """Start the child already; raises MediaError if that cannot be, or the decoder was closed."""
+        """Start the child already; raises BusyError if that cannot be, MediaError if it was closed."""
         with self._turn:
             self._current_child()
 
@@ -127,7 +129,7 @@ class MediaDecoder:
         """Decode a whole file, of a video with its sound if wanted; calls of any threads take turns.
 
         Raises MediaError if it cannot be used, MediaTooLargeError if it is larger or longer than allowed; the
-        message begins with ``name``, as ``audio 2``.
+        message begins with ``name``, as ``audio 2``.  Raises BusyError if no child can be started.
         """
         job = DecodeJob(kind, len(data), with_audio and kind == "video")
         with self._turn:
@@ -189,7 +191,7 @@ class MediaDecoder:
             try:
                 self._child = self._child or DecoderProcess(self._command)
             except OSError as error:
-                raise MediaError(f"no decoder can be started ({error.strerror})") from error
+                raise BusyError(f"no decoder starts ({error.strerror}); try again", RETRY_MS) from error
             return self._child
 
     def _lose(self, child: DecoderProcess) -> None:

@@ -139,7 +139,7 @@ class MediaPreparer(Background[MultiModalInput]):
     def _start_decoder(self) -> None:
         try:
             self._own.decoder.start()
-        except MediaError as error:
+        except (BusyError, MediaError) as error:
             log.warning("%s; it is tried again with the first file", error)
 
     def _lay_out(self, request: ThinkRequest) -> MultiModalInput:
