@@ -171,11 +171,17 @@ class RawClient:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, b: Bench, greet: bool = True) -> "RawClient":
-        client = cls(*await asyncio.open_connection(*parse_tcp(b.listen)))
+    async def connect(
+        cls, b: Bench, greet: bool = True, key: str | None = None, source: tuple[str, int] | None = None
+    ) -> "RawClient":
+        """Connect, and say hello, unless told not to; the bench closes it at its end."""
+        client = cls(*await asyncio.open_connection(*parse_tcp(b.listen), local_addr=source))
+        b.stages.ends.push_async_callback(client.close)
         if greet:
-            client.say(Hello(PROTOCOL_VERSION))
-            assert isinstance(await client.hear(), Welcome)
+            client.say(Hello(PROTOCOL_VERSION, key=key))
+            welcome = await client.hear()
+            assert isinstance(welcome, Welcome)
+            assert welcome.resumes
         return client
 
     def say(self, message: ClientMessage) -> None:

@@ -11,7 +11,7 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connec
 from omnirelay import AsyncClient
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import KEY, OTHER, Bench, Configure, bench, keys_file, make_config
+from tests.gateway.bench import KEY, OTHER, Bench, Configure, RawClient, bench, keys_file, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
@@ -78,6 +78,12 @@ async def client(tcp: Bench) -> AsyncIterator[AsyncClient]:
     """A client of that gateway."""
     async with tcp.client() as connected:
         yield connected
+
+
+@pytest.fixture
+async def raw(tcp: Bench) -> RawClient:
+    """A connection to that gateway, which says whatever the test wants."""
+    return await RawClient.connect(tcp)
 
 
 @pytest.fixture

@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,7 @@ class FakeStages:
 
     Attributes:
         generous: The thinker gives credit.
+        ends: What ends with them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -209,6 +211,7 @@ class FakeStages:
         self.alive: set[StageName] = set(STAGES)
         self.problems: list[str] = []
         self.replicas: list[FakeReplica] = []
+        self.ends = AsyncExitStack()
         self._placeholders = placeholder_ids(config.model or "")
         self._tasks: list[asyncio.Task[None]] = []
         self.events = self.context.socket(zmq.PUSH)
@@ -261,6 +264,7 @@ class FakeStages:
         return self.add(stage, name, before.inbox)
 
     async def stop(self) -> None:
+        await self.ends.aclose()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
