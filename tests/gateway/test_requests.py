@@ -90,19 +90,6 @@ async def test_what_the_thinker_is_asked(tcp: Bench, client: AsyncClient) -> Non
     assert cut.speech.chunk_frames == [12, 24]
 
 
-@pytest.mark.parametrize("seqs", [(1,), (0, 0), (0, 2)])
-async def test_gap_or_repeat_fails_a_request(tcp: Bench, client: AsyncClient, seqs: tuple[int, ...]) -> None:
-    answer = client.chat("Hi")
-    name = (await tcp.stages.request(0)).request_id
-    for seq in seqs:
-        await tcp.stages.codec(name, seq, [1])
-    await fails(answer, errors.StageFailedError, "codec message")
-    await tcp.stages.aborted(name)
-    await tcp.stages.text(name, 0, [1])
-    await until(lambda: tcp.process.status().dropped_events == 1)
-    assert tcp.counts["failed"] == 1
-
-
 @pytest.mark.parametrize(
     ("code", "kind"),
     [
