@@ -138,6 +138,19 @@ def test_a_first_request_waits_for_at_most_one_of_each_other_client(
     assert all(times == 1 for times in between.values())
 
 
+def test_clients_that_always_have_more_are_served_alike() -> None:
+    crowd = Crowd(3, 100)
+    served: Counter[str] = Counter()
+    for _ in range(300):
+        for client, wanted in (("a", 60), ("b", 5), ("c", 1)):
+            while sum(each == client for each, _ in crowd.waiting.values()) < min(wanted, 5):
+                assert crowd.come(client)
+        name = next(iter(crowd.active))
+        served[crowd.active[name]] += 1
+        crowd.leave(name)
+    assert max(served.values()) - min(served.values()) <= 3, served
+
+
 def test_one_client_leaves_places_for_others() -> None:
     crowd = Crowd(16, 64)
     taken = sum(crowd.come("greedy") is not None for _ in range(200))

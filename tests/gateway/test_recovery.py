@@ -75,9 +75,13 @@ POINTS = {
 }
 
 
-@pytest.mark.parametrize("point", POINTS)
-@pytest.mark.parametrize("stage", STAGES)
-@pytest.mark.parametrize("loss", LOSSES)
+# What goes on depends on the point alone, and not on what has ended the attempt.
+CASES = [(loss, stage, "middle") for loss in LOSSES for stage in STAGES]
+CASES += [("restarted", stage, point) for point in POINTS if point != "middle" for stage in STAGES]
+CASES += [("failed", "thinker", "codes")]
+
+
+@pytest.mark.parametrize(("loss", "stage", "point"), CASES)
 async def test_an_answer_goes_on(configure: Configure, loss: str, stage: StageName, point: str) -> None:
     timeout_s = SOON_S if loss == "silent" else 10.0
     async with bench(recovering(configure, heartbeat_timeout_s=timeout_s)) as b, b.client() as client:
@@ -86,14 +90,13 @@ async def test_an_answer_goes_on(configure: Configure, loss: str, stage: StageNa
         first = await b.stages.request(0)
         await script.play(first, *POINTS[point])
         await seen(b, script, first, POINTS[point])
+        await LOSSES[loss](b, stage, first)
         if stage == "thinker" and point == "codes" and loss != "failed":
             # The talker has spoken to the end: it needs no thinker any more.
-            await LOSSES[loss](b, stage, first)
             await script.play(first)
             await whole(answer, script)
             assert b.process.status().resumes == 0
             return
-        await LOSSES[loss](b, stage, first)
         second = await b.stages.request(1)
         assert second.request_id == f"{first.request_id}.1"
         assert (second.seed, second.sampling, second.speech) == (3, first.sampling, first.speech)

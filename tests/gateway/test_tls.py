@@ -194,8 +194,7 @@ async def test_the_commands_send_the_key_and_believe_the_authority(
     key_file.write_text(f"{KEY}\n")
 
     async def command(*arguments: str) -> tuple[int, Any]:
-        status = await asyncio.to_thread(main, list(arguments))
-        return status, capsys.readouterr()
+        return await asyncio.to_thread(main, list(arguments)), capsys.readouterr()
 
     async with bench(configure({"tls": certified.config, "api_keys": keys})) as b, serving(b):
         there = ["--gateway", tls_address(b), "--ca", str(certified.ca)]
@@ -203,8 +202,7 @@ async def test_the_commands_send_the_key_and_believe_the_authority(
         status, told = await command(*ask, "--api-key-file", str(key_file))
         assert (status, told.out.splitlines()[0]) == (0, "Hello")
         status, told = await command(*ask)
-        assert status == 1
-        assert "unauthenticated" in told.err
+        assert (status, "unauthenticated" in told.err) == (1, True)
         status, told = await command("status", "--gateway", b.listen)
         assert (status, f"use {tls_address(b)}\n" in told.err) == (1, True)
         monkeypatch.setenv("OMNIRELAY_API_KEY", OTHER)
@@ -212,8 +210,7 @@ async def test_the_commands_send_the_key_and_believe_the_authority(
         assert (await command("status", *there))[0] == 0
         monkeypatch.setenv("OMNIRELAY_API_KEY", "wrong")
         status, told = await command("status", *there)
-        assert status == 1
-        assert "wrong" not in told.err
+        assert (status, "wrong" in told.err) == (1, False)
         key_file.write_text("two words\n")
         status, told = await command(*ask, "--api-key-file", str(key_file))
         assert (status, "must hold an API key and nothing else" in told.err) == (1, True)
@@ -247,47 +244,38 @@ EXPIRED: Dates = (-60 * DAY, -DAY)
 TOO_EARLY: Dates = (DAY, 60 * DAY)
 
 
-class Halves:
+def write_halves(folder: Path, certificate: Certified, key: Certified) -> dict[str, str]:
     """Certificate and key in files of their own, as ACME clients write them."""
-
-    def __init__(self, folder: Path) -> None:
-        self.certificate, self.key = folder / "own.crt", folder / "own.key"
-        self.config = {"certificate": str(self.certificate), "key": str(self.key)}
-
-    def write_certificate(self, of: Certified) -> None:
-        text = of.pem.read_text()
-        self.certificate.write_text(text[text.index("-----BEGIN CERTIFICATE") :])
-
-    def write_key(self, of: Certified) -> None:
-        text = of.pem.read_text()
-        self.key.touch(0o600)
-        self.key.write_text(text[: text.index("-----BEGIN CERTIFICATE")])
+    begin = "-----BEGIN CERTIFICATE"
+    paths = {"certificate": folder / "own.crt", "key": folder / "own.key"}
+    paths["certificate"].write_text(begin + certificate.pem.read_text().partition(begin)[2])
+    paths["key"].touch(0o600)
+    paths["key"].write_text(key.pem.read_text().partition(begin)[0])
+    return {name: str(path) for name, path in paths.items()}
 
 
 async def test_a_certificate_without_its_key_changes_nothing(
     configure: Configure, tmp_path: Path, caplog: Log
 ) -> None:
     old, new = Certified(tmp_path / "old"), Certified(tmp_path / "new")
-    files = Halves(tmp_path)
-    files.write_certificate(old)
-    files.write_key(old)
+    files = write_halves(tmp_path, old, old)
     keys = keys_file(tmp_path / "keys", alice={"key": KEY}, bob={"key": OTHER})
 
-    async with bench(configure({"tls": files.config, "api_keys": str(keys)})) as b, serving(b):
+    async with bench(configure({"tls": files, "api_keys": str(keys)})) as b, serving(b):
 
         async def answers(key: str, ca: Path) -> None:
             async with AsyncClient(tls_address(b), key, ca) as client:
                 assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
         keys_file(keys, alice={"key": KEY})
-        files.write_certificate(new)
+        write_halves(tmp_path, new, old)
         b.process.access.reload()
         assert "nothing was changed" in caplog.text
         assert "KEY_VALUES_MISMATCH" in caplog.text
         assert caplog.records[-1].levelname == "ERROR"
         await answers(KEY, old.ca)
         await answers(OTHER, old.ca)
-        files.write_key(new)
+        write_halves(tmp_path, new, new)
         keys.write_text("broken: [")
         b.process.access.reload()
         await answers(OTHER, old.ca)
@@ -369,17 +357,20 @@ def test_how_long_a_certificate_is_valid_is_told_in_days(tmp_path: Path) -> None
     assert found.left(found.expires - 2 * 86_400).endswith(" UTC, 2 days")
 
 
-def test_the_doctor_judges_the_dates(configure: Configure, tmp_path: Path) -> None:
-    for number, (dates, level, told) in enumerate(
-        [
-            (EXPIRED, "problem", "expired at"),
-            (TOO_EARLY, "problem", "is not valid before"),
-            ((-DAY, 3 * DAY), "warning", "3 days"),
-            ((-DAY, 60 * DAY), "ok", "60 days"),
-        ]
-    ):
-        ((found, what),) = look(configure, Certified(tmp_path / str(number), *dates).pem)
-        assert (found, told in what) == (level, True), what
+@pytest.mark.parametrize(
+    ("dates", "level", "told"),
+    [
+        (EXPIRED, "problem", "expired at"),
+        (TOO_EARLY, "problem", "is not valid before"),
+        ((-DAY, 3 * DAY), "warning", "3 days"),
+        ((-DAY, 60 * DAY), "ok", "60 days"),
+    ],
+)
+def test_the_doctor_judges_the_dates(
+    configure: Configure, tmp_path: Path, dates: Dates, level: str, told: str
+) -> None:
+    ((found, what),) = look(configure, Certified(tmp_path, *dates).pem)
+    assert (found, told in what) == (level, True), what
 
 
 def test_the_doctor_judges_what_stands_behind_it(configure: Configure, tmp_path: Path) -> None:
