@@ -77,7 +77,7 @@ POINTS = {
 
 # What goes on depends on the point alone, and not on what has ended the attempt.
 CASES = [(loss, stage, "middle") for loss in LOSSES for stage in STAGES]
-CASES += [("restarted", stage, point) for point in POINTS if point != "middle" for stage in STAGES]
+CASES += [("left", stage, point) for point in POINTS if point != "middle" for stage in STAGES]
 CASES += [("failed", "thinker", "codes")]
 
 

@@ -145,6 +145,15 @@ def test_the_fast_wait_for_nothing(
     assert least < IGNORED_S
 
 
+def test_only_the_text_is_waited_for_where_the_talker_is_fast() -> None:
+    # 100 tokens at 25 a second: half of real time, for the 1.5 s behind the first piece and its look-ahead.
+    gateway, machine = Gateway(), Machine(text=25, codes=150, synthesis=0.1)
+    gateway.answer(machine, 100, 25)
+    advised, least = gateway.answer(machine, 100, 25)
+    assert least == pytest.approx(1.5, abs=0.1)
+    assert least <= advised <= 1.2 * least
+
+
 def test_the_first_answer_is_judged_by_its_own_rates_and_a_usual_length() -> None:
     usual = Outlook(rest_s=16 - BLOCK_S, unwritten_s=0, writing=0, speaking=1.25)
     advised, _ = Gateway().answer(Machine(text=200, codes=40, synthesis=0.1), 64, 16)

@@ -40,7 +40,6 @@ from tests.gateway.bench import (
     Patch,
     bench,
     keys_file,
-    run,
     serving,
 )
 from tests.gateway.http_bench import HI, MODEL, http_bench, http_gateway
@@ -149,37 +148,34 @@ async def test_old_versions_and_slow_handshakes_are_refused(
             assert (await client.chat("Hi", speech=False).result()).text == "Hello"
 
 
-def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_refused(
+async def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_refused(
     configure: Configure, certified: Certified, tmp_path: Path
 ) -> None:
     config = configure({"tls": certified.config})
     for mode in (0o640, 0o604, 0o620):
         certified.pem.chmod(mode)
-        does_not_start(config, "is accessible to others: chmod 600")
+        await does_not_start(config, "is accessible to others: chmod 600")
     certified.pem.write_text("no certificate")
     certified.pem.chmod(0o600)
-    does_not_start(config, "are no certificate and its key in PEM")
+    await does_not_start(config, "are no certificate and its key in PEM")
     certified.pem.unlink()
-    does_not_start(config, "cannot read")
+    await does_not_start(config, "cannot read")
     with pytest.raises(ConfigError, match="cannot read the authority's certificate"):
-        run(AsyncClient("tls://127.0.0.1:1", ca=tmp_path / "missing").connect())
+        await AsyncClient("tls://127.0.0.1:1", ca=tmp_path / "missing").connect()
     with pytest.raises(ValueError, match="certificate and key go together"):
         configure({"tls": {"key": "x"}})
 
 
-def does_not_start(config: Config, match: str) -> None:
-    async def scenario() -> None:
+async def does_not_start(config: Config, match: str) -> None:
+    with pytest.raises(ConfigError, match=match):
         async with bench(config, ready=False):
             raise AssertionError("it must not start")
 
-    with pytest.raises(ConfigError, match=match):
-        run(scenario())
 
-
-def test_a_client_of_another_protocol_is_told_in_one_line() -> None:
+async def test_a_client_of_another_protocol_is_told_in_one_line() -> None:
     for address in ("https://127.0.0.1:1", "tls://127.0.0.1", "tls://:5"):
         with pytest.raises(ConfigError, match="tcp://HOST:PORT or tls://HOST:PORT"):
-            run(AsyncClient(address).connect())
+            await AsyncClient(address).connect()
 
 
 async def test_tls_at_a_gateway_that_speaks_none_is_said(tcp: Bench) -> None:
@@ -391,7 +387,7 @@ def test_the_doctor_judges_what_stands_behind_it(configure: Configure, tmp_path:
         assert [level for level, _ in look(configure, file)] == [level]
 
 
-def test_a_certificate_that_is_not_for_servers_is_refused(configure: Configure, tmp_path: Path) -> None:
+async def test_a_certificate_that_is_not_for_servers_is_refused(configure: Configure, tmp_path: Path) -> None:
     authority = Authority(tmp_path)
     purposes = x509.ExtendedKeyUsage([ExtendedKeyUsageOID.CLIENT_AUTH])
     authority.serving("127.0.0.1", purposes)
@@ -401,4 +397,4 @@ def test_a_certificate_that_is_not_for_servers_is_refused(configure: Configure, 
     assert level == "problem"
     assert "purpose" in what
     config = configure({"tls": {"certificate": str(file), "key": str(file)}})
-    does_not_start(config, r"clients cannot use .*purpose")
+    await does_not_start(config, r"clients cannot use .*purpose")

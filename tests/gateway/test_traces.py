@@ -10,7 +10,7 @@ import pytest
 
 from omnirelay import GenerateRequest, errors
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Bench, Configure, Log, Patch, bench, fails, run
+from tests.gateway.bench import Bench, Configure, Log, Patch, bench, fails
 from tests.gateway.http_bench import HI, HttpBench, http_bench, http_gateway
 from tests.support.otlp import Collector, Span, Trace, wait_for_senders
 
@@ -236,15 +236,10 @@ async def test_without_an_endpoint_a_header_leads_nowhere(web: HttpBench) -> Non
     assert [request.traceparent for request in web.stages.requests] == [None]
 
 
-def test_what_ends_with_the_gateway_is_told_still(configure: Configure, monkeypatch: Patch) -> None:
+async def test_what_ends_with_the_gateway_is_told_still(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
-
-    async def scenario(collector: Collector) -> None:
-        config = configure(tracing={"endpoint": collector.url})
-        async with bench(config) as b, b.client() as client:
+    with Collector() as collector:
+        async with bench(configure(tracing={"endpoint": collector.url})) as b, b.client() as client:
             client.chat("Hi")
             await b.stages.request(0)
         assert await root_with(collector, "cancelled")
-
-    with Collector() as collector:
-        run(scenario(collector))
