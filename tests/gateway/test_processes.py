@@ -252,8 +252,6 @@ def test_restart_replaces_every_process_while_requests_are_answered(place: Path,
             restarting = other.submit(main, ["restart"])
             while not restarting.done():
                 assert client.chat("Hello", speech=False).result().text
-                # Real requests come less often than imitated answers.
-                time.sleep(0.01)
             assert restarting.result() == 0
             assert client.status().ready
         assert len(children_of(process)) == len(before)
