@@ -95,7 +95,7 @@ class Crowd:
 
 
 @given(st.integers(1, 4), st.integers(0, 12), STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_nobody_starves_and_everyone_leaves(
     max_active: int, max_queued: int, steps: list[tuple[str, int, int]]
 ) -> None:
