@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gateway.access.api_keys import hash_of
+from gateway.dispatch.registry import StageRegistry
 from gateway.input.fetch import Fetcher
 from gateway.input.prompt import PromptBuilder
 from gateway.process import GatewayProcess
@@ -114,6 +115,10 @@ class Bench:
     @property
     def counts(self) -> dict[str, int]:
         return self.process.status().requests
+
+    @property
+    def registry(self) -> StageRegistry:
+        return self.process.gateway.registry
 
     def client(self, reconnect_s: float = 0.0) -> AsyncClient:
         """A client whose answers end with the connection, unless told otherwise; it keeps them."""

@@ -97,7 +97,7 @@ async def web(configure: Configure, request: pytest.FixtureRequest) -> AsyncIter
 async def roomy(web: HttpBench) -> HttpBench:
     """That gateway, with positions for the description of a function."""
     web.stages.max_positions = 4096
-    await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
+    await until(lambda: web.registry.max_positions("thinker") == 4096)
     return web
 
 

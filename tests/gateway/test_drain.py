@@ -103,9 +103,8 @@ async def test_stages_that_stop_too_serve_until_the_gateway_has_ended(configure:
         await until(lambda: b.counts["queued"] == 2)
         for stage in STAGES:
             b.stages.replica(stage).draining = True
-        registry = b.process.gateway.registry
         drain, _ = await drains(b)
-        await until(lambda: all(each.beat.draining for each in registry.replicas()))
+        await until(lambda: all(each.beat.draining for each in b.registry.replicas()))
         await script.play(first)
         for index in (1, 2):
             await script.play(await b.stages.request(index))

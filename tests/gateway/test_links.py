@@ -45,7 +45,7 @@ async def other_thinker(b: Bench) -> tuple[FakeReplica, zmq.asyncio.Socket]:
     listener = b.stages.listen(address)
     other = b.stages.add("thinker", "other", address)
     b.stages.replica("thinker").draining = True
-    await until(lambda: [each.name for each in b.process.gateway.registry.ready("thinker")] == ["other"])
+    await until(lambda: [each.name for each in b.registry.ready("thinker")] == ["other"])
     return other, listener
 
 
@@ -55,8 +55,7 @@ async def test_requests_that_went_over_it_are_begun_anew_and_no_others(
 ) -> None:
     async with bench(recovering(configure)) as b, b.client() as client:
         other = b.stages.add(receiver, "other", free_address())
-        registry = b.process.gateway.registry
-        await until(lambda: registry.count(receiver, "ready") == 2)
+        await until(lambda: b.registry.count(receiver, "ready") == 2)
         script = Script(b)
         answers = [client.chat("Hi", seed=number) for number in range(4)]
         await b.stages.request(3)
@@ -64,7 +63,7 @@ async def test_requests_that_went_over_it_are_begun_anew_and_no_others(
         assert set(routes) == {"first", "other"}
         over_it = routes.count("other")
         other.draining = True
-        await until(lambda: registry.count(receiver, "ready") == 1)
+        await until(lambda: b.registry.count(receiver, "ready") == 1)
         b.stages.replica(sender).breaks = {"other": 1}
         await b.stages.request(3 + over_it)
         lost = [
@@ -117,7 +116,7 @@ async def test_a_thinker_that_crashes_costs_one_attempt(configure: Configure) ->
         await b.stages.request(0)
         crashing.silent = True
         listener.close(0)
-        await until(lambda: b.process.gateway.registry.count("thinker", "down") == 1)
+        await until(lambda: b.registry.count("thinker", "down") == 1)
         b.stages.replica("thinker").draining = False
         again = await b.stages.request(1)
         await script.play(again)
@@ -135,11 +134,10 @@ async def test_who_crashed_is_not_found_again_by_another_way(configure: Configur
             stages.add("thinker", name, address)
         # Who stays has more to do than who crashes.
         stages.add("talker", "other", free_address()).load = StageLoad(running=3)
-        registry = b.process.gateway.registry
         await until(
-            lambda: registry.count("thinker", "ready") == 4 and registry.count("talker", "ready") == 2
+            lambda: b.registry.count("thinker", "ready") == 4 and b.registry.count("talker", "ready") == 2
         )
-        await until(lambda: [each.name for each in registry.ready("talker")] == ["first", "other"])
+        await until(lambda: [each.name for each in b.registry.ready("talker")] == ["first", "other"])
         script = Script(b)
         answer = client.chat("Hi", seed=1)
         first = await stages.request(0)
@@ -283,14 +281,13 @@ async def test_a_thinker_whose_inbox_nobody_answers_at_is_not_ready(tcp: Bench) 
     (port,) = free_ports(1)
     inbox = f"tcp://127.0.0.1:{port}"
     tcp.stages.add("thinker", "second", inbox)
-    registry = tcp.process.gateway.registry
-    await until(lambda: registry.get("thinker", "second"), "its heartbeat")
-    second = next(each for each in registry.replicas() if each.name == "second")
+    await until(lambda: tcp.registry.get("thinker", "second"), "its heartbeat")
+    second = next(each for each in tcp.registry.replicas() if each.name == "second")
     first_seen = second.seen
     await until(lambda: second.seen > first_seen, "the next one")
-    assert [each.name for each in registry.ready("thinker")] == ["first"]
+    assert [each.name for each in tcp.registry.ready("thinker")] == ["first"]
     tcp.stages.listen(inbox)
-    await until(lambda: len(registry.ready("thinker")) == 2, "readiness")
+    await until(lambda: len(tcp.registry.ready("thinker")) == 2, "readiness")
 
 
 @pytest.fixture

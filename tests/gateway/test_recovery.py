@@ -46,7 +46,7 @@ async def restarts(b: Bench, stage: StageName, request: ThinkRequest) -> None:
 
 async def leaves(b: Bench, stage: StageName, request: ThinkRequest) -> None:
     await b.stages.replica(stage).leave()
-    await until(lambda: b.process.gateway.registry.get(stage, "first") is None)
+    await until(lambda: b.registry.get(stage, "first") is None)
     b.stages.add(stage, "second", b.stages.replica(stage).inbox)
 
 
@@ -141,7 +141,7 @@ async def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configu
         await script.play(first, share)
         await seen(b, script, first, (share, 0.0, 0.0))
         b.stages.alive -= {"talker", "token2wav"}
-        await until(lambda: b.process.gateway.registry.state("talker") == "down")
+        await until(lambda: b.registry.state("talker") == "down")
         assert b.process.status().resumes == 0
         b.stages.restart("thinker")
         second = await b.stages.request(1)
@@ -236,9 +236,9 @@ async def test_another_stage_is_lost_while_the_request_waits(configure: Configur
         script = Script(b)
         answer = await lost_and_waiting(b, client)
         b.stages.alive.discard("thinker")
-        await until(lambda: b.process.gateway.registry.state("thinker") == "down")
+        await until(lambda: b.registry.state("thinker") == "down")
         b.stages.alive.add("talker")
-        await until(lambda: b.process.gateway.registry.state("talker") == "ready")
+        await until(lambda: b.registry.state("talker") == "ready")
         assert len(b.stages.requests) == 1
         b.stages.alive.add("thinker")
         await script.play(await b.stages.request(1))

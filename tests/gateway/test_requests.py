@@ -314,8 +314,7 @@ async def test_requests_that_are_wrong(configure: Configure) -> None:
     config = configure(max_prompt_tokens=400, max_queued_per_client=4)
     async with bench(config, ready=False) as b, b.client() as client:
         b.stages.max_positions = 400
-        registry = b.process.gateway.registry
-        await until(lambda: registry.max_positions("talker") == registry.max_positions("thinker") == 400)
+        await until(lambda: b.registry.max_positions("talker") == b.registry.max_positions("thinker") == 400)
         await until(lambda: b.process.status().ready)
         for kind, match, fields in cases:
             await fails(client.chat(GenerateRequest(**fields)), kind, match)
