@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from gateway.access.api_keys import hash_of
+from gateway.dispatch.registry import StageRegistry
 from gateway.input.fetch import Fetcher
 from gateway.input.prompt import PromptBuilder
 from gateway.process import GatewayProcess
@@ -115,6 +116,10 @@ class Bench:
     def counts(self) -> dict[str, int]:
         return self.process.status().requests
 
+    @property
+    def registry(self) -> StageRegistry:
+        return self.process.gateway.registry
+
     def client(self, reconnect_s: float = 0.0) -> AsyncClient:
         """A client whose answers end with the connection, unless told otherwise; it keeps them."""
         return KeepingClient(self.listen, reconnect_s=reconnect_s)
@@ -171,11 +176,17 @@ class RawClient:
         self.writer = writer
 
     @classmethod
-    async def connect(cls, b: Bench, greet: bool = True) -> "RawClient":
-        client = cls(*await asyncio.open_connection(*parse_tcp(b.listen)))
+    async def connect(
+        cls, b: Bench, greet: bool = True, key: str | None = None, source: tuple[str, int] | None = None
+    ) -> "RawClient":
+        """Connect, and say hello, unless told not to; the bench closes it at its end."""
+        client = cls(*await asyncio.open_connection(*parse_tcp(b.listen), local_addr=source))
+        b.stages.ends.push_async_callback(client.close)
         if greet:
-            client.say(Hello(PROTOCOL_VERSION))
-            assert isinstance(await client.hear(), Welcome)
+            client.say(Hello(PROTOCOL_VERSION, key=key))
+            welcome = await client.hear()
+            assert isinstance(welcome, Welcome)
+            assert welcome.resumes
         return client
 
     def say(self, message: ClientMessage) -> None:

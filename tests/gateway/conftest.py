@@ -11,7 +11,7 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connec
 from omnirelay import AsyncClient
 from shared.config import Config
 from shared.messages import STAGES
-from tests.gateway.bench import KEY, OTHER, Bench, Configure, bench, keys_file, make_config
+from tests.gateway.bench import KEY, OTHER, Bench, Configure, RawClient, bench, keys_file, make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
@@ -81,6 +81,12 @@ async def client(tcp: Bench) -> AsyncIterator[AsyncClient]:
 
 
 @pytest.fixture
+async def raw(tcp: Bench) -> RawClient:
+    """A connection to that gateway, which says whatever the test wants."""
+    return await RawClient.connect(tcp)
+
+
+@pytest.fixture
 async def web(configure: Configure, request: pytest.FixtureRequest) -> AsyncIterator[HttpBench]:
     """A gateway that serves HTTP as well."""
     async with http_bench(configure(http_gateway(**getattr(request.module, "GATEWAY", {})))) as b:
@@ -91,7 +97,7 @@ async def web(configure: Configure, request: pytest.FixtureRequest) -> AsyncIter
 async def roomy(web: HttpBench) -> HttpBench:
     """That gateway, with positions for the description of a function."""
     web.stages.max_positions = 4096
-    await until(lambda: web.process.gateway.registry.max_positions("thinker") == 4096)
+    await until(lambda: web.registry.max_positions("thinker") == 4096)
     return web
 
 

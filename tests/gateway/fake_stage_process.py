@@ -60,10 +60,7 @@ def run(name: StageName) -> None:
     context = open_context(config, name)
     instance = secrets.token_hex(4)
     identity = control_identity(name, instance)
-    control, *others = (
-        ControlClient(context, gateway.control, identity) for gateway in config.gateway.addresses
-    )
-    further = [Further(each) for each in others]
+    controls = [ControlClient(context, gateway.control, identity) for gateway in config.gateway.addresses]
     events = queues_of(config, context, name, instance)
     inbox: PullQueue[ThinkRequest] = PullQueue(context, config.stage(name).inbox, ThinkRequest)
     speakers = ["Chelsie"] if name == "token2wav" else []
@@ -71,13 +68,12 @@ def run(name: StageName) -> None:
     placeholders = placeholder_ids(config.model or "")
 
     def fail(*_: object) -> None:
-        control.send(Farewell(stage=name, instance=instance))
+        controls[0].send(Farewell(stage=name, instance=instance))
         sys.exit(EngineFailedError.exit_status)
 
     signal.signal(signal.SIGUSR1, fail)
     sys.stdout.write(f"{name} says hello\n")
-    joined = Peers(gateway="none")
-    peers: list[str] = []
+    joined, peers = ["none"] * len(controls), list[str]()
     while True:
         beat = Heartbeat(
             stage=name,
@@ -87,18 +83,16 @@ def run(name: StageName) -> None:
             limits=limits,
             load=StageLoad(),
             peak_memory_bytes=1,
-            gateway=joined.gateway,
             peers=peers,
         )
-        control.send(beat)
-        for message in control.receive():
-            if isinstance(message, Peers):
-                joined = message
-                peers = peers if message.replicas is None else list(message.replicas)
-            elif isinstance(message, Credit):
-                events[name].credit(message)
-        for each in further:
-            each.beat(beat)
+        for number, control in enumerate(controls):
+            control.send(msgspec.structs.replace(beat, gateway=joined[number]))
+            for message in control.receive():
+                if isinstance(message, Peers):
+                    joined[number] = message.gateway
+                    peers = peers if message.replicas is None else list(message.replicas)
+                elif isinstance(message, Credit):
+                    events[name].credit(message)
         for request in inbox.drain():
             if problem := problem_of(request, placeholders):
                 failed = RequestFailed(
@@ -107,22 +101,9 @@ def run(name: StageName) -> None:
                 events[name].put(failed)
             elif behaviour != "mute":
                 answer(events, request)
-        send_what_waits(control, inbox, events)
+        # Only the first gateway's requests are answered.
+        send_what_waits(controls[0], inbox, events)
         inbox.socket.poll(20)
-
-
-class Further:
-    """A further gateway, which knows that the stage is there; only the first one's requests are answered."""
-
-    def __init__(self, control: ControlClient) -> None:
-        self._control = control
-        self._joined = Peers(gateway="none")
-
-    def beat(self, beat: Heartbeat) -> None:
-        self._control.send(msgspec.structs.replace(beat, gateway=self._joined.gateway))
-        for message in self._control.receive():
-            if isinstance(message, Peers):
-                self._joined = message
 
 
 def send_what_waits(

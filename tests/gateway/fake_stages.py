@@ -3,6 +3,7 @@
 import asyncio
 import time
 from collections.abc import Callable
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -193,6 +194,7 @@ class FakeStages:
 
     Attributes:
         generous: The thinker gives credit.
+        ends: What ends with them.
     """
 
     def __init__(self, config: Config) -> None:
@@ -209,6 +211,7 @@ class FakeStages:
         self.alive: set[StageName] = set(STAGES)
         self.problems: list[str] = []
         self.replicas: list[FakeReplica] = []
+        self.ends = AsyncExitStack()
         self._placeholders = placeholder_ids(config.model or "")
         self._tasks: list[asyncio.Task[None]] = []
         self.events = self.context.socket(zmq.PUSH)
@@ -261,6 +264,7 @@ class FakeStages:
         return self.add(stage, name, before.inbox)
 
     async def stop(self) -> None:
+        await self.ends.aclose()
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
@@ -287,40 +291,28 @@ class FakeStages:
         await until(lambda: len(self.prefills) > index, f"beginning {index}")
         return self.prefills[index]
 
-    async def prefilled(self, request_id: str, tokens: int, cached: int = 0) -> None:
+    async def prefilled(self, name: str, tokens: int, cached: int = 0) -> None:
         usage = PromptUsage(tokens=tokens, cached_tokens=cached)
-        await self.send(
-            TextDelta(request_id=request_id, seq=0, token_ids=[], finish_reason="length", prompt=usage)
-        )
+        await self.send(TextDelta(request_id=name, seq=0, token_ids=[], finish_reason="length", prompt=usage))
 
     async def send(self, message: object) -> None:
         await self.events.send_multipart(encode(message))
 
-    async def text(self, request_id: str, seq: int, ids: list[int], end: FinishReason | None = None) -> None:
-        asked = next((each for each in self.requests if each.request_id == request_id), None)
+    async def text(self, name: str, seq: int, ids: list[int], end: FinishReason | None = None) -> None:
+        asked = next((each for each in self.requests if each.request_id == name), None)
         prompt = usage(asked) if asked is not None and seq == 0 else None
-        await self.send(
-            TextDelta(request_id=request_id, seq=seq, token_ids=ids, finish_reason=end, prompt=prompt)
-        )
+        await self.send(TextDelta(request_id=name, seq=seq, token_ids=ids, finish_reason=end, prompt=prompt))
 
     async def codec(
-        self,
-        request_id: str,
-        seq: int,
-        ids: list[int],
-        end: FinishReason | None = None,
-        conditioned: bool = False,
+        self, name: str, seq: int, ids: list[int], end: FinishReason | None = None, conditioned: bool = False
     ) -> None:
         await self.send(
-            CodecDelta(
-                request_id=request_id, seq=seq, token_ids=ids, finish_reason=end, conditioned=conditioned
-            )
+            CodecDelta(request_id=name, seq=seq, token_ids=ids, finish_reason=end, conditioned=conditioned)
         )
 
-    async def audio(self, request_id: str, seq: int, pcm: bytes, last: bool = False) -> None:
-        await self.send(
-            AudioChunk(request_id=request_id, seq=seq, samples=len(pcm) // 4, data=Blob(pcm), last=last)
-        )
+    async def audio(self, name: str, seq: int, pcm: bytes, last: bool = False) -> None:
+        samples = len(pcm) // 4
+        await self.send(AudioChunk(request_id=name, seq=seq, samples=samples, data=Blob(pcm), last=last))
 
     async def fail(self, request_id: str, stage: StageName, code: str, message: str) -> None:
         await self.send(RequestFailed(request_id=request_id, stage=stage, code=code, message=message))

@@ -115,11 +115,13 @@ class HttpsServer:
     """Answers by path; a path that it does not know is 404.
 
     Attributes:
+        authority: Who has signed its certificate.
         port: Where it listens, on 127.0.0.1.
         asked: The requests that came, head by head.
         answers: What to do for a path.
     """
 
+    authority: Authority
     port: int = 0
     asked: list[str] = field(default_factory=list)
     answers: dict[str, Handler] = field(default_factory=dict)
@@ -151,7 +153,7 @@ class HttpsServer:
 
 @asynccontextmanager
 async def https_server(authority: Authority, host: str = HOST) -> AsyncIterator[HttpsServer]:
-    ours = HttpsServer()
+    ours = HttpsServer(authority)
     server = await asyncio.start_server(ours.serve, "127.0.0.1", 0, ssl=authority.serving(host))
     ours.port = server.sockets[0].getsockname()[1]
     try:

@@ -86,7 +86,7 @@ def recovering(configure: Configure, limits: dict[str, Any] | None = None, **gat
 
 
 def is_lost(b: Bench, stage: StageName) -> bool:
-    replica = b.process.gateway.registry.get(stage, "first")
+    replica = b.registry.get(stage, "first")
     return replica is not None and replica.down
 
 

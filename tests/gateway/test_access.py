@@ -20,7 +20,7 @@ from gateway.access.api_keys import hash_of
 from gateway.http.realtime.endpoint import SUBPROTOCOL
 from omnirelay import AsyncClient
 from omnirelay.errors import BusyError, InvalidRequestError, MessageError, UnauthenticatedError
-from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Ping, Pong, Welcome, parse_tcp
+from omnirelay.protocol import PIECE_BYTES, PROTOCOL_VERSION, Hello, Ping, Pong
 from tests.gateway.bench import (
     BEARER,
     CHAT,
@@ -61,7 +61,6 @@ async def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: C
         raw.writer.write((2 * PIECE_BYTES).to_bytes(4, "big"))
         assert (await raw.refused()).code == "unauthenticated"
         assert b.process._server._uploads.used == 0
-        await raw.close()
         with pytest.raises(UnauthenticatedError):
             await AsyncClient(b.listen, KEY + "x").connect()
         assert len(b.stages.requests) == 1
@@ -74,9 +73,7 @@ async def test_over_tcp_only_a_known_key_opens_more_than_the_status(configure: C
 async def test_who_says_no_key_may_not_stay(configure: Configure, keys: str, monkeypatch: Patch) -> None:
     async with bench(configure({"api_keys": keys})) as b:
         raw = await RawClient.connect(b)
-        known = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
-        known.say(Hello(PROTOCOL_VERSION, key=KEY))
-        assert isinstance(await known.hear(), Welcome)
+        known = await RawClient.connect(b, key=KEY)
         # For what comes after the next message.
         monkeypatch.setattr("gateway.tcp.connection.HELLO_TIMEOUT_S", 0.2)
         for each in (known, raw):
@@ -86,8 +83,6 @@ async def test_who_says_no_key_may_not_stay(configure: Configure, keys: str, mon
         assert await raw.closed()
         known.say(submit(1, HI_TCP))
         assert await known.accepted() == 1
-        for each in (raw, known):
-            await each.close()
 
 
 async def test_over_http_what_is_not_open_needs_a_known_key(configure: Configure, keys: str) -> None:
@@ -150,10 +145,9 @@ async def test_a_session_takes_a_header_or_a_browsers_subprotocol(configure: Con
 
 
 async def test_what_a_key_may_do_holds_over_all_its_connections(configure: Configure, tmp_path: Path) -> None:
-    limits = {"max_requests": 2, "request_bytes": 2000, "best_priority": 3}
-    path = keys_file(
-        tmp_path / "k", alice={"key": KEY, **limits}, bob={"key": OTHER, "requests_per_second": 0.01}
-    )
+    alice = {"key": KEY, "max_requests": 2, "request_bytes": 2000, "best_priority": 3}
+    bob = {"key": OTHER, "requests_per_second": 0.01, "burst": 2}
+    path = keys_file(tmp_path / "k", alice=alice, bob=bob)
 
     async with http_bench(configure(http_gateway(api_keys=str(path)))) as b:
         async with AsyncClient(b.listen, KEY) as one, AsyncClient(b.listen, KEY) as two:
@@ -175,10 +169,10 @@ async def test_what_a_key_may_do_holds_over_all_its_connections(configure: Confi
         await until(lambda: b.counts["cancelled"] == 1)
         answer = await b.http.post(CHAT, headers=BEARER, json={"model": MODEL, "messages": long})
         assert (answer.status_code, answer.json()["error"]["code"]) == (413, "request_too_large")
-        async with AsyncClient(b.listen, OTHER) as bob:
-            _his = bob.chat("Hi", speech=False)
-            await b.stages.request(2)
-            late = await fails(bob.chat("Hi", speech=False), BusyError, r"0\.01 requests a second")
+        async with AsyncClient(b.listen, OTHER) as other:
+            _his = [other.chat("Hi", speech=False) for _ in range(2)]
+            await b.stages.request(3)
+            late = await fails(other.chat("Hi", speech=False), BusyError, r"0\.01 requests a second")
             assert 90_000 < late.retry_after_ms <= 100_000
 
 
@@ -266,9 +260,8 @@ def test_a_gateway_open_to_others_says_so(configure: Configure, keys: str, caplo
 
 async def test_bad_messages_are_still_told_as_such(configure: Configure, keys: str) -> None:
     async with bench(configure({"api_keys": keys})) as b:
-        raw = RawClient(*await asyncio.open_connection(*parse_tcp(b.listen)))
+        raw = await RawClient.connect(b, greet=False)
         raw.say(Hello(PROTOCOL_VERSION, key="x" * 300))
         heard = await raw.refused()
         assert heard.code == MessageError.code
         assert "xxx" not in heard.message
-        await raw.close()

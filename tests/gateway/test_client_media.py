@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 import pytest
 import soundfile
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
@@ -226,6 +226,7 @@ def test_media_beside_what_carries_its_own_are_refused() -> None:
         build_request(GenerateRequest(), audio=b"x")
 
 
+@settings(max_examples=30)
 @given(st.lists(st.lists(st.one_of(st.text(max_size=5), st.binary(max_size=40)), max_size=4), max_size=4))
 def test_a_frame_in_pieces_is_the_frame(contents: list[list[str | bytes]]) -> None:
     messages = [

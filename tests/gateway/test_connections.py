@@ -24,7 +24,6 @@ from omnirelay.protocol import (
     Ping,
     Reply,
     StatusQuery,
-    Welcome,
     pack,
     parse_tcp,
 )
@@ -99,10 +98,7 @@ async def test_one_address_does_not_take_all_places(configure: Configure, words:
             await s.connect(b.address if words is not None else listen, words or b"")
         await until(lambda: s.alive() == 16)
         if words is None:
-            raw = RawClient(*await asyncio.open_connection(*listen, local_addr=OTHER))
-            raw.say(Hello(1))
-            await raw.hear()
-            await raw.close()
+            await RawClient.connect(b, source=OTHER)
             assert await ask(s, b.address)
         else:
             assert not await ask(s, b.address)
@@ -147,10 +143,7 @@ async def test_a_full_server_makes_place_for_a_new_address(configure: Configure,
         await until(lambda: server.quota.free == 0)
         await until(lambda: s.alive() == 20)
         if protocol == "tcp":
-            raw = RawClient(*await asyncio.open_connection(*where))
-            raw.say(Hello(1))
-            assert isinstance(await raw.hear(), Welcome)
-            await raw.close()
+            await RawClient.connect(b)
         else:
             assert await ask(s, where)
         await until(lambda: s.alive() <= 20)
@@ -383,16 +376,14 @@ async def test_who_reads_nothing_keeps_no_socket_open(tcp: Bench) -> None:
         await until(lambda: transport.get_extra_info("socket").fileno() == -1)
 
 
-async def test_a_cancel_does_not_swallow_an_error_that_is_being_sent(tcp: Bench) -> None:
-    client = await RawClient.connect(tcp)
+async def test_a_cancel_does_not_swallow_an_error_that_is_being_sent(tcp: Bench, raw: RawClient) -> None:
     (connection,) = tcp.process._server._connections.values()
     async with connection._sending:
-        client.say(submit(1, GenerateRequest(messages=[])))
+        raw.say(submit(1, GenerateRequest(messages=[])))
         # It is refused, and waits for its turn to be sent.
         await until(lambda: connection._tasks and not connection._cancels)
-        client.say(Cancel(1))
-        client.say(Ping())
+        raw.say(Cancel(1))
+        raw.say(Ping())
         await until(lambda: connection._sending._waiters and len(connection._sending._waiters) == 2)
-    (reply,) = [each for each in (await client.hear(), await client.hear()) if isinstance(each, Reply)]
+    (reply,) = [each for each in (await raw.hear(), await raw.hear()) if isinstance(each, Reply)]
     assert isinstance(reply.event, ErrorEvent)
-    await client.close()

@@ -19,6 +19,8 @@ from tests.support.media import picture
 from tests.support.terminal import CTRL_C, ENTER, make_program, piped, terminal
 
 PICTURE = b"nobody looks into it here"
+HANGS = "cat > '{0}/played'; touch '{0}/all'; exec sleep 60"
+"""A player that takes its time, as real ones do."""
 CHAT = ("-m", "omnirelay.cli", "chat", "--gateway")
 
 
@@ -47,9 +49,7 @@ async def test_each_line_of_a_pipe_is_a_turn_and_later_ones_hold_the_earlier(ser
 
 
 async def test_errors_behind_a_pipe_are_told_and_the_rest_goes_on(served: Bench) -> None:
-    lines = (
-        b"Hi\n/nothing\n/new now\n/image\n/image nowhere.png\n\xff\n/save speech.wav\n/voice Nobody\nBye\n"
-    )
+    lines = b"Hi\n/nothing\n/new now\n/image\n/image nowhere.png\n\xff\n/save a.wav\n/voice Nobody\nBye\n"
     status, out, told = await piped(*CHAT, served.listen, "--text-only", lines=lines)
     assert status == 1
     assert out == "Hello there\n" * 2
@@ -296,10 +296,8 @@ async def test_a_gateway_that_comes_back_goes_on_with_the_conversation(configure
 
 
 async def test_speech_is_played_until_ctrl_c(served: Bench, tmp_path: Path) -> None:
-    """The player takes its time, as real ones do, and does not die of our Ctrl-C itself."""
-    make_program(
-        tmp_path / "bin" / "aplay", f"cat > '{tmp_path}/played'; touch '{tmp_path}/all'; exec sleep 60"
-    )
+    """The player does not die of our Ctrl-C itself."""
+    make_program(tmp_path / "bin" / "aplay", HANGS.format(tmp_path))
     async with terminal(*CHAT, served.listen, "--verbose", PATH=str(tmp_path / "bin")) as shown:
         await shown.see("player: aplay")
         await shown.enter("Hi")
@@ -314,26 +312,22 @@ async def test_speech_is_played_until_ctrl_c(served: Bench, tmp_path: Path) -> N
 
 async def test_a_player_that_dies_is_told_once(served: Bench, tmp_path: Path) -> None:
     make_program(tmp_path / "bin" / "aplay", "echo no sound card >&2; exit 3")
-    status, out, told = await piped(
-        *CHAT, served.listen, "--play", lines=b"Hi\nAgain\n", env={"PATH": str(tmp_path / "bin")}
-    )
+    env = {"PATH": str(tmp_path / "bin")}
+    status, out, told = await piped(*CHAT, served.listen, "--play", lines=b"Hi\nAgain\n", env=env)
     assert (status, out) == (0, "Hello there\n" * 2)
     assert told == "speech is no longer played: aplay ended with exit status 3: no sound card\n"
 
 
 async def test_every_answer_behind_a_pipe_is_played_to_its_end(served: Bench, tmp_path: Path) -> None:
     make_program(tmp_path / "bin" / "aplay", f"cat >> '{tmp_path}/played'")
-    status, _, told = await piped(
-        *CHAT, served.listen, "--play", lines=b"Hi\nAgain\n", env={"PATH": str(tmp_path / "bin")}
-    )
+    env = {"PATH": str(tmp_path / "bin")}
+    status, _, told = await piped(*CHAT, served.listen, "--play", lines=b"Hi\nAgain\n", env=env)
     assert (status, told) == (0, "")
     assert (tmp_path / "played").read_bytes() == 2 * (bytes(4 * 240) + b"\0\0\0\x3f" * 120)
 
 
 async def test_a_player_that_hangs_delays_no_text(served: Bench, tmp_path: Path) -> None:
-    make_program(
-        tmp_path / "bin" / "aplay", f"cat > '{tmp_path}/played'; touch '{tmp_path}/all'; exec sleep 60"
-    )
+    make_program(tmp_path / "bin" / "aplay", HANGS.format(tmp_path))
     out = tmp_path / "speech.wav"
     async with terminal(*CHAT, served.listen, "Hi", "--out", str(out), PATH=str(tmp_path / "bin")) as shown:
         await shown.see("Hello there")
@@ -349,8 +343,6 @@ async def test_a_player_that_hangs_delays_no_text(served: Bench, tmp_path: Path)
 
 @pytest.mark.parametrize("arguments", [["--play"], ["Hi", "--play"]])
 async def test_play_without_a_player_is_wrong_usage(tmp_path: Path, arguments: list[str]) -> None:
-    status, _, told = await piped(
-        "-m", "omnirelay.cli", "chat", *arguments, lines=b"", env={"PATH": str(tmp_path)}
-    )
+    status, _, told = await piped(*CHAT[:-1], *arguments, lines=b"", env={"PATH": str(tmp_path)})
     assert status == 2
     assert "--play needs one of paplay" in told

@@ -38,7 +38,7 @@ from gateway.tcp import incoming
 from gateway.validation import Validator
 from omnirelay.content import AudioPart, ChatMessage, TextPart
 from omnirelay.errors import InvalidRequestError, PromptTooLongError
-from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece, Refusal, Reply
+from omnirelay.protocol import MAX_PIECE_BYTES, GenerateRequest, Piece
 from shared.config import MediaConfig
 from shared.http.protocol import READ_BYTES, BoundedProtocol
 from tests.gateway.bench import Bench, Configure, Patch, RawClient, serves
@@ -159,28 +159,25 @@ def test_values_of_a_message_are_counted(monkeypatch: Patch, value: object, coun
 
 
 @pytest.mark.parametrize("as_pieces", [False, True])
-async def test_a_tcp_message_of_very_many_values_is_refused(tcp: Bench, as_pieces: bool) -> None:
+async def test_a_tcp_message_of_very_many_values_is_refused(
+    tcp: Bench, raw: RawClient, as_pieces: bool
+) -> None:
     """100 MiB of a field that repeats stopped the gateway for a second."""
     field = msgspec.msgpack.encode("chunk_frames") + b"\xdc\x04\x00" + b"\x01" * 1024
     request = b"\xde" + (300).to_bytes(2, "big") + field * 300
     assert msgspec.msgpack.decode(request, type=GenerateRequest).chunk_frames == [1] * 1024
 
-    client = await RawClient.connect(tcp)
     if as_pieces:
         for at in range(0, len(request), MAX_PIECE_BYTES):
             data = request[at : at + MAX_PIECE_BYTES]
-            client.say(Piece(1, at, data, last=at + len(data) == len(request)))
-        answer = await client.hear()
-        assert isinstance(answer, Reply)
-        assert "values" in str(answer.event)
+            raw.say(Piece(1, at, data, last=at + len(data) == len(request)))
+        _, _, message = await raw.told()
     else:
-        client.say_bytes(
+        raw.say_bytes(
             b"\x83" + b"".join(map(msgspec.msgpack.encode, ("type", "submit", "id", 1, "request"))) + request
         )
-        answer = await client.hear()
-        assert isinstance(answer, Refusal)
-        assert "values" in answer.message
-    await client.close()
+        message = (await raw.refused()).message
+    assert "values" in message
     await serves(tcp)
 
 
@@ -336,13 +333,12 @@ async def say(socket: ClientConnection, **message: Any) -> int:
     return len(text)
 
 
-async def test_small_uploads_of_one_connection_are_counted_together(tcp: Bench) -> None:
+async def test_small_uploads_of_one_connection_are_counted_together(tcp: Bench, raw: RawClient) -> None:
     """64 of 256 KiB each were not, on each of 410 connections."""
-    client = await RawClient.connect(tcp)
     for number in range(40):
-        client.say(Piece(number, 0, bytes(MAX_PIECE_BYTES)))
+        raw.say(Piece(number, 0, bytes(MAX_PIECE_BYTES)))
     await until(lambda: uploads(tcp) == 40 * MAX_PIECE_BYTES)
-    await client.close()
+    await raw.close()
     await until(lambda: uploads(tcp) == 0)
 
 
@@ -398,7 +394,6 @@ async def test_a_message_that_nobody_takes_is_dropped_where_memory_is_short(
             while True:
                 await socket.recv()
         await b.stages.answer(first, b.encode("Hello"))
-        await other.close()
         await idle(b)
 
 

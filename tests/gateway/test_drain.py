@@ -3,7 +3,6 @@
 import asyncio
 import os
 import pty
-import signal
 import subprocess
 import sys
 import time
@@ -12,23 +11,26 @@ from pathlib import Path
 
 import pytest
 
-from omnirelay import AsyncClient, Client, errors
+from omnirelay import AsyncClient, errors
 from ops import child
 from shared.messages import STAGES
 from tests.gateway.bench import Bench, Configure, bench, fails
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench
 from tests.gateway.scripted import Script, whole
-from tests.gateway.test_processes import gone, read_until, up, wait_for
+from tests.gateway.test_processes import children_of, gone
+from tests.support.processes import wait_until
 
 LONG_S = 60.0
 """A grace period whose end no test sees."""
 
 
-def drains(b: Bench, grace_s: float = LONG_S) -> tuple[asyncio.Task[None], asyncio.Event]:
-    """Tell the gateway to stop."""
+async def drains(b: Bench, grace_s: float = LONG_S) -> tuple[asyncio.Task[None], asyncio.Event]:
+    """Tell the gateway to stop, and wait until it is going to."""
     hurry = asyncio.Event()
-    return asyncio.create_task(b.process.drain(grace_s, hurry)), hurry
+    drain = asyncio.create_task(b.process.drain(grace_s, hurry))
+    await until(lambda: b.process.gateway.stopping)
+    return drain, hurry
 
 
 async def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -> None:
@@ -39,8 +41,7 @@ async def test_what_is_there_ends_and_nothing_new_begins(configure: Configure) -
         await script.play(first, 0.5, 0.5, 0.4)
         queued = client.chat("Hi", seed=1)
         await until(lambda: b.counts["queued"] == 1)
-        drain, _ = drains(b)
-        await until(lambda: b.process.gateway.stopping)
+        drain, _ = await drains(b)
         refused = await fails(client.chat("Hi"), errors.StoppingError, "is stopping")
         assert 1000 <= refused.retry_after_ms <= 1000 * LONG_S
         with pytest.raises(errors.GatewayUnreachableError):
@@ -60,9 +61,8 @@ async def test_what_does_not_end_in_time_is_cancelled(tcp: Bench, client: AsyncC
     answer = client.chat("Hi")
     await tcp.stages.request(0)
     began = time.monotonic()
-    drain, hurry = drains(tcp, LONG_S if hurried else 0.3)
+    drain, hurry = await drains(tcp, LONG_S if hurried else 0.3)
     if hurried:
-        await until(lambda: tcp.process.gateway.stopping)
         hurry.set()
     await drain
     assert hurried or time.monotonic() - began >= 0.3
@@ -82,8 +82,7 @@ async def test_an_answer_that_is_not_read_yet_is_waited_for(web: HttpBench) -> N
     request = await web.stages.request(0)
     # A connection of its own, opened before.
     assert (await web.http.get("/readyz")).status_code == 200
-    drain, _ = drains(web)
-    await until(lambda: web.process.gateway.stopping)
+    drain, _ = await drains(web)
     ready = await web.http.get("/readyz")
     assert ready.status_code == 503
     assert "draining" in ready.json()["reasons"][0]
@@ -104,9 +103,8 @@ async def test_stages_that_stop_too_serve_until_the_gateway_has_ended(configure:
         await until(lambda: b.counts["queued"] == 2)
         for stage in STAGES:
             b.stages.replica(stage).draining = True
-        registry = b.process.gateway.registry
-        drain, _ = drains(b)
-        await until(lambda: all(each.beat.draining for each in registry.replicas()))
+        drain, _ = await drains(b)
+        await until(lambda: all(each.beat.draining for each in b.registry.replicas()))
         await script.play(first)
         for index in (1, 2):
             await script.play(await b.stages.request(index))
@@ -117,17 +115,6 @@ async def test_stages_that_stop_too_serve_until_the_gateway_has_ended(configure:
         assert all(b.stages.replica(stage).gateway == b.process.gateway.name for stage in STAGES)
         await b.process.stop()
         await until(lambda: all(b.stages.replica(stage).gateway is None for stage in STAGES))
-
-
-def test_the_launcher_passes_it_on_to_its_gateway(place: Path) -> None:
-    with up() as (process, _), Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
-        before = client.status()
-        process.send_signal(signal.SIGHUP)
-        read_until(process, "nothing to reload")
-        assert client.chat("Hello").result().text
-        after = client.status()
-        assert after.gateway.pid == before.gateway.pid
-        assert [each.pid for each in after.stages] == [each.pid for each in before.stages]
 
 
 def test_children_of_the_launcher_outlive_it_at_any_time() -> None:
@@ -151,12 +138,12 @@ def test_a_stack_whose_terminal_is_closed_stops_in_order(place: Path) -> None:
         seen = b""
         while b"ready: tcp://" not in seen:
             seen += os.read(ours, 1 << 16)
-        children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+        children = children_of(process)
         assert len(children) == 4
         os.close(theirs)
         os.close(ours)
         assert process.wait(timeout=60) == 0
-        wait_for(lambda: all(gone(int(each)) for each in children))
+        wait_until(lambda: all(map(gone, children)), "their end")
     finally:
         with suppress(OSError):
             os.close(ours)

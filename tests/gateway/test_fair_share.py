@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from gateway.fairness.admission import FEW, OLDEST_EVERY, TIMES_FREE_ACTIVE, Admission
 from gateway.fairness.fair_queue import FairQueue
-from gateway.fairness.quota import MemoryBudget, Quota
+from gateway.fairness.quota import MemoryBudget
 from gateway.fairness.thread import FairSemaphore
 from omnirelay.errors import BusyError
 from tests.gateway.bench import Configure, bench
@@ -95,7 +95,7 @@ class Crowd:
 
 
 @given(st.integers(1, 4), st.integers(0, 12), STEPS)
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=150, deadline=None)
 def test_nobody_starves_and_everyone_leaves(
     max_active: int, max_queued: int, steps: list[tuple[str, int, int]]
 ) -> None:
@@ -151,20 +151,6 @@ def test_clients_that_always_have_more_are_served_alike() -> None:
     assert max(served.values()) - min(served.values()) <= 3, served
 
 
-@settings(deadline=None)
-@given(st.integers(1, 100), st.lists(st.tuples(st.integers(0, 8), st.integers(1, 30)), max_size=60))
-def test_no_client_gets_more_than_there_is(total: int, wishes: list[tuple[int, int]]) -> None:
-    portions = Quota(total)
-    for client, size in wishes:
-        name = str(client)
-        if portions.has_for(name, size):
-            portions.take(name, size)
-        assert portions.used <= total
-    for client in range(9):
-        portions.give(str(client), portions.own(str(client)))
-    assert portions.used == 0
-
-
 def test_one_client_leaves_places_for_others() -> None:
     crowd = Crowd(16, 64)
     taken = sum(crowd.come("greedy") is not None for _ in range(200))
@@ -178,6 +164,15 @@ def test_one_client_leaves_places_for_others() -> None:
     crowd.leave(next(iter(crowd.active)))
     assert crowd.come("greedy") is None
     assert crowd.come("third") is not None
+
+
+def started(admission: Admission) -> list[str]:
+    """Start all that may; gives their names."""
+    names = []
+    while (name := admission.next()) is not None:
+        admission.start(name)
+        names.append(name)
+    return names
 
 
 def test_speech_that_cannot_start_stops_no_aging() -> None:
@@ -203,16 +198,13 @@ def test_speech_keeps_no_text_waiting() -> None:
     admission = Admission(2, 10)
     for number in range(4):
         admission.enter(f"speech {number}", 0, f"client {number}", speaks=True)
-    for name in ("speech 0", "speech 1"):
-        assert admission.next() == name
-        admission.start(name)
+    assert started(admission) == ["speech 0", "speech 1"]
     admission.enter("text", 0, "client 0")
     assert admission.next() is None
     assert admission.leave_thinker("speech 0")
     assert not admission.leave_thinker("speech 0")
     # The places for speech are taken.
-    assert admission.next() == "text"
-    admission.start("text")
+    assert started(admission) == ["text"]
     admission.leave("speech 0")
     assert admission.leave_thinker("speech 1")
     assert admission.next(speech=False) is None
@@ -226,27 +218,19 @@ def test_places_follow_the_stages() -> None:
     admission = Admission(None, 10)
     for number in range(20):
         admission.enter(str(number), 0, f"client {number}")
-
-    def start() -> int:
-        started = 0
-        while (name := admission.next()) is not None:
-            admission.start(name)
-            started += 1
-        return started
-
-    assert start() == FEW
+    assert len(started(admission)) == FEW
     admission.follow(18, 1)
-    assert start() == 2
+    assert len(started(admission)) == 2
     # A replica has gone: as many as are too many end first.
     admission.follow(4, 0)
     for name in range(14):
         admission.leave(str(name))
-        assert start() == 0
+        assert started(admission) == []
     admission.leave("14")
-    assert start() == 1
+    assert len(started(admission)) == 1
     admission.follow(0, 0)
     admission.leave("15")
-    assert start() == 1
+    assert len(started(admission)) == 1
     for number in range(20, 30):
         admission.enter(str(number), 0, f"client {number}")
     with pytest.raises(BusyError, match="4 requests are being served and 10 wait"):
@@ -335,16 +319,12 @@ def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, i
     asyncio.run(scenario())
 
 
-def test_a_line_passes_over_who_may_not_be_served() -> None:
+def test_who_is_not_in_a_line_may_leave_it() -> None:
     line = FairQueue(lambda _: False)
     line.join("a1", "a")
-    line.join("b1", "b")
-    assert line.first(lambda client, _: client != "a") == ("b", "b1")
-    assert line.first(lambda *_: False) is None
-    line.leave("unknown", "nobody")
-    line.leave("a1", "a")
-    line.serve("b", "b1")
-    assert not line
+    for _ in range(2):
+        line.leave("a1", "a")
+        assert not line
 
 
 @pytest.mark.parametrize("max_active", [1, 2])

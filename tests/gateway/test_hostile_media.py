@@ -53,26 +53,22 @@ WRONG = {
 }
 
 
-async def test_requests_that_cannot_be_read_end_only_themselves(tcp: Bench) -> None:
-    raw = await RawClient.connect(tcp)
+async def test_requests_that_cannot_be_read_end_only_themselves(tcp: Bench, raw: RawClient) -> None:
     for number, request in enumerate(WRONG.values()):
         raw.say(Submit(number, msgspec.Raw(request)))
     codes = {number: code for number, code, _ in [await raw.told() for _ in WRONG]}
-    for number, what in enumerate(WRONG):
-        assert codes[number] in ("invalid_request", "media_invalid"), what
+    assert codes.keys() == set(range(len(WRONG)))
+    assert set(codes.values()) <= {"invalid_request", "media_invalid"}, codes
     assert tcp.process.gateway.held.total == 0
-    await raw.close()
     await serves(tcp)
 
 
-async def test_deep_nesting_is_refused(tcp: Bench) -> None:
-    raw = await RawClient.connect(tcp)
+async def test_deep_nesting_is_refused(tcp: Bench, raw: RawClient) -> None:
     start = b"\x83\xa4type\xa6submit\xa2id\x05\xa7request"
     raw.say_bytes(start + b"\x81\xa8messages" + b"\x91" * MIB + b"\xc0")
     assert isinstance(await raw.hear(), Refusal)
     raw.say(submit(6, HI))
     await tcp.stages.request(0)
-    await raw.close()
 
 
 async def test_a_frame_may_be_as_long_as_allowed_and_no_longer(configure: Configure) -> None:
@@ -87,7 +83,6 @@ async def test_a_frame_may_be_as_long_as_allowed_and_no_longer(configure: Config
         assert f"frame of {MIB + 1} bytes, at most {MIB}" in (await raw.refused()).message
         assert await raw.closed()
         await b.stages.aborted(b.stages.requests[0].request_id)
-        await raw.close()
         await serves(b)
 
 
@@ -155,9 +150,8 @@ async def test_what_is_only_declared_takes_no_memory(configure: Configure) -> No
 
     config = configure(http_gateway(), SMALL, request_bytes=2 * MIB, held_bytes=2 * MIB)
     async with http_bench(config) as b, b.client() as client:
-        declared = [await RawClient.connect(b) for _ in range(8)]
-        for raw in declared:
-            raw.writer.write((2 * MIB).to_bytes(4, "big") + bytes(10))
+        for _ in range(8):
+            (await RawClient.connect(b)).writer.write((2 * MIB).to_bytes(4, "big") + bytes(10))
         bodies = [await asyncio.open_connection(*b.address) for _ in range(8)]
         for _, writer in bodies:
             writer.write(f"{POST}Content-Length: {2 * MIB}\r\n\r\n".encode() + b"x" * 10)
@@ -166,8 +160,6 @@ async def test_what_is_only_declared_takes_no_memory(configure: Configure) -> No
         b.stages.serve(b.encode("Hello"))
         assert (await client.chat("Hi", images=bytes(MIB // 2)).result()).text == "Hello"
         assert (await b.post(messages=picture(MIB // 2))).status_code == 200
-        for raw in declared:
-            await raw.close()
         for _, writer in bodies:
             writer.close()
 
@@ -203,8 +195,6 @@ async def test_the_slowest_is_given_up_when_memory_is_short(configure: Configure
         assert b" 429 " in await reader.readline()
         await until(lambda: uploads(b) == 0)
         writer.close()
-        for raw in (frame, pieces, whole):
-            await raw.close()
 
 
 async def test_who_has_most_loses_before_who_has_less(configure: Configure) -> None:
@@ -234,28 +224,22 @@ async def test_who_has_most_loses_before_who_has_less(configure: Configure) -> N
 
 async def test_the_gateway_stops_although_frames_are_coming(configure: Configure) -> None:
     async with bench(configure(media=SMALL, request_bytes=2 * MIB, held_bytes=MIB)) as b:
-        clients = [await RawClient.connect(b) for _ in range(3)]
-        for raw in clients:
-            raw.writer.write(frame_with(MIB)[: MIB // 2])
+        for _ in range(3):
+            (await RawClient.connect(b)).writer.write(frame_with(MIB)[: MIB // 2])
         await until(lambda: uploads(b) > MIB // 2)
         await b.process.stop()
         assert uploads(b) == 0
-        for raw in clients:
-            await raw.close()
 
 
-async def test_a_frame_that_stops_coming_is_given_up(tcp: Bench, monkeypatch: Patch) -> None:
+async def test_a_frame_that_stops_coming_is_given_up(tcp: Bench, raw: RawClient, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.fairness.uploads.IDLE_S", 0.3)
 
-    raw = await RawClient.connect(tcp)
     raw.writer.write(frame_with(50 * MIB)[: 40 * MIB])
     assert "comes too slowly" in (await raw.refused()).message
     assert await raw.closed()
-    await raw.close()
     raw = await RawClient.connect(tcp)
     raw.say(Piece(1, 0, bytes(1000)))
     assert (await raw.told())[1] == "upload_too_slow"
-    await raw.close()
     assert uploads(tcp) == 0
     await serves(tcp)
 
@@ -296,7 +280,6 @@ async def test_pieces_that_are_no_request_end_only_that(configure: Configure, wh
         raw.say(Piece(3, 0, body[:5]))
         raw.say(Piece(3, 5, body[5:], last=True))
         assert await raw.accepted() == 3
-        await raw.close()
         assert uploads(b) == 0
 
 
@@ -323,7 +306,6 @@ async def test_a_cancel_waits_for_no_upload(configure: Configure) -> None:
         with pytest.raises((errors.CancelledRequestError, errors.BusyError)):
             await second.result()
         await other.close()
-        await raw.close()
         await until(lambda: uploads(b) == b.process.gateway.held.total == 0)
 
 

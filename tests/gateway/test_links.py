@@ -9,21 +9,21 @@ from typing import Any
 
 import pytest
 import zmq
+import zmq.asyncio
 
 from gateway import process
 from gateway.dispatch.dispatcher import Dispatcher
 from gateway.dispatch.stage_transport import StageTransport
 from gateway.http.server import HttpServer
 from omnirelay.errors import OmniRelayError, StageUnavailableError
-from shared.config import Config
 from shared.ending import STOP_SIGNALS
 from shared.messages import Credit, Mark, StageLoad, StageName, control_identity
 from shared.transport import routing
 from shared.transport.wire import Decoder, encode
 from tests.gateway.bench import Bench, Configure, Patch, bench, run
-from tests.gateway.fake_stages import until
+from tests.gateway.fake_stages import FakeReplica, until
 from tests.gateway.http_bench import http_bench, http_gateway
-from tests.gateway.scripted import SOON_S, Script, whole
+from tests.gateway.scripted import SOON_S, Script, recovering, whole
 from tests.shared.support import free_address
 from tests.support.ports import free_ports
 
@@ -39,18 +39,23 @@ def listens_again(b: Bench, address: str) -> bool:
     return True
 
 
-def settled(configure: Configure) -> Config:
-    return configure({"heartbeat_timeout_s": 10.0, "resume_attempts": 3, "resume_wait_s": 10.0})
+async def other_thinker(b: Bench) -> tuple[FakeReplica, zmq.asyncio.Socket]:
+    """One more thinker, which alone gets requests from now on, and where it takes them."""
+    address = free_address()
+    listener = b.stages.listen(address)
+    other = b.stages.add("thinker", "other", address)
+    b.stages.replica("thinker").draining = True
+    await until(lambda: [each.name for each in b.registry.ready("thinker")] == ["other"])
+    return other, listener
 
 
 @pytest.mark.parametrize(("sender", "receiver"), [("thinker", "talker"), ("talker", "token2wav")])
 async def test_requests_that_went_over_it_are_begun_anew_and_no_others(
     configure: Configure, sender: StageName, receiver: StageName
 ) -> None:
-    async with bench(settled(configure)) as b, b.client() as client:
+    async with bench(recovering(configure)) as b, b.client() as client:
         other = b.stages.add(receiver, "other", free_address())
-        registry = b.process.gateway.registry
-        await until(lambda: registry.count(receiver, "ready") == 2)
+        await until(lambda: b.registry.count(receiver, "ready") == 2)
         script = Script(b)
         answers = [client.chat("Hi", seed=number) for number in range(4)]
         await b.stages.request(3)
@@ -58,7 +63,7 @@ async def test_requests_that_went_over_it_are_begun_anew_and_no_others(
         assert set(routes) == {"first", "other"}
         over_it = routes.count("other")
         other.draining = True
-        await until(lambda: registry.count(receiver, "ready") == 1)
+        await until(lambda: b.registry.count(receiver, "ready") == 1)
         b.stages.replica(sender).breaks = {"other": 1}
         await b.stages.request(3 + over_it)
         lost = [
@@ -82,13 +87,8 @@ async def test_requests_that_went_over_it_are_begun_anew_and_no_others(
 
 
 async def test_what_a_thinker_was_asked_is_asked_again_if_nothing_came_of_it(configure: Configure) -> None:
-    async with bench(settled(configure)) as b, b.client() as client:
-        address = free_address()
-        listener = b.stages.listen(address)
-        b.stages.add("thinker", "other", address)
-        b.stages.replica("thinker").draining = True
-        registry = b.process.gateway.registry
-        await until(lambda: [each.name for each in registry.ready("thinker")] == ["other"])
+    async with bench(recovering(configure)) as b, b.client() as client:
+        other, listener = await other_thinker(b)
         script = Script(b)
         begun, lost = client.chat("Hi", seed=1), client.chat("Hi", seed=2)
         first = await b.stages.request(0)
@@ -97,7 +97,7 @@ async def test_what_a_thinker_was_asked_is_asked_again_if_nothing_came_of_it(con
         record = b.process.gateway.dispatcher.of(first.request_id)
         await until(lambda: record is not None and record.record.text.next_seq > 0)
         listener.close(0)
-        await until(lambda: listens_again(b, address))
+        await until(lambda: listens_again(b, other.inbox))
         again = await b.stages.request(2)
         assert again.request_id == f"{second.request_id}.1"
         await script.play(first)
@@ -109,23 +109,14 @@ async def test_what_a_thinker_was_asked_is_asked_again_if_nothing_came_of_it(con
 
 async def test_a_thinker_that_crashes_costs_one_attempt(configure: Configure) -> None:
     """Its connection ends at once, its silence is noticed later; until then nothing is given to it."""
-
-    config = configure({"heartbeat_timeout_s": 1.0, "resume_attempts": 3, "resume_wait_s": 10.0})
-    async with bench(config) as b, b.client() as client:
-        address = free_address()
-        listener = b.stages.listen(address)
-        crashing = b.stages.add("thinker", "other", address)
-        b.stages.replica("thinker").draining = True
-        registry = b.process.gateway.registry
-        await until(lambda: [each.name for each in registry.ready("thinker")] == ["other"])
+    async with bench(recovering(configure, heartbeat_timeout_s=1.0)) as b, b.client() as client:
+        crashing, listener = await other_thinker(b)
         script = Script(b)
         answer = client.chat("Hi", seed=1)
         await b.stages.request(0)
         crashing.silent = True
         listener.close(0)
-        replica = registry.get("thinker", "other")
-        assert replica is not None
-        await until(lambda: replica.down)
+        await until(lambda: b.registry.count("thinker", "down") == 1)
         b.stages.replica("thinker").draining = False
         again = await b.stages.request(1)
         await script.play(again)
@@ -135,9 +126,7 @@ async def test_a_thinker_that_crashes_costs_one_attempt(configure: Configure) ->
 
 async def test_who_crashed_is_not_found_again_by_another_way(configure: Configure) -> None:
     """Senders look at their connections when they come round: those that are idle do later."""
-
-    config = configure({"heartbeat_timeout_s": 3.0, "resume_attempts": 3, "resume_wait_s": 10.0})
-    async with bench(config) as b, b.client() as client:
+    async with bench(recovering(configure, heartbeat_timeout_s=3.0)) as b, b.client() as client:
         stages = b.stages
         for name in ("t0", "t1", "t2"):
             address = free_address()
@@ -145,11 +134,10 @@ async def test_who_crashed_is_not_found_again_by_another_way(configure: Configur
             stages.add("thinker", name, address)
         # Who stays has more to do than who crashes.
         stages.add("talker", "other", free_address()).load = StageLoad(running=3)
-        registry = b.process.gateway.registry
         await until(
-            lambda: registry.count("thinker", "ready") == 4 and registry.count("talker", "ready") == 2
+            lambda: b.registry.count("thinker", "ready") == 4 and b.registry.count("talker", "ready") == 2
         )
-        await until(lambda: [each.name for each in registry.ready("talker")] == ["first", "other"])
+        await until(lambda: [each.name for each in b.registry.ready("talker")] == ["first", "other"])
         script = Script(b)
         answer = client.chat("Hi", seed=1)
         first = await stages.request(0)
@@ -293,14 +281,13 @@ async def test_a_thinker_whose_inbox_nobody_answers_at_is_not_ready(tcp: Bench) 
     (port,) = free_ports(1)
     inbox = f"tcp://127.0.0.1:{port}"
     tcp.stages.add("thinker", "second", inbox)
-    registry = tcp.process.gateway.registry
-    await until(lambda: registry.get("thinker", "second"), "its heartbeat")
-    second = next(each for each in registry.replicas() if each.name == "second")
+    await until(lambda: tcp.registry.get("thinker", "second"), "its heartbeat")
+    second = next(each for each in tcp.registry.replicas() if each.name == "second")
     first_seen = second.seen
     await until(lambda: second.seen > first_seen, "the next one")
-    assert [each.name for each in registry.ready("thinker")] == ["first"]
+    assert [each.name for each in tcp.registry.ready("thinker")] == ["first"]
     tcp.stages.listen(inbox)
-    await until(lambda: len(registry.ready("thinker")) == 2, "readiness")
+    await until(lambda: len(tcp.registry.ready("thinker")) == 2, "readiness")
 
 
 @pytest.fixture
@@ -362,9 +349,8 @@ async def test_one_failure_under_load_harms_at_most_one_request(
 
 
 async def test_while_the_thinker_is_missing_the_queue_stays_a_queue(configure: Configure) -> None:
-    gateway = {"heartbeat_timeout_s": SOON_S, "resume_wait_s": 30.0, "resume_attempts": 3}
-
-    async with bench(configure(gateway, max_active=2)) as b, b.client() as client:
+    config = recovering(configure, {"max_active": 2}, heartbeat_timeout_s=SOON_S, resume_wait_s=30.0)
+    async with bench(config) as b, b.client() as client:
         dispatcher = b.process.gateway.dispatcher
         answers = [client.chat("Hi", speech=False, seed=number) for number in range(12)]
         await until(lambda: b.counts["queued"] == 10)

@@ -18,6 +18,7 @@ import pytest
 
 from omnirelay import Client
 from omnirelay.errors import GatewayUnreachableError, MessageError
+from omnirelay.protocol import parse_tcp
 from ops.console import Console
 from shared.log.repeats import BURST, INTERVAL_S
 from tests.gateway.bench import Output, Patch
@@ -42,12 +43,19 @@ def ready() -> bool:
         return False
 
 
-def http() -> str:
-    return os.environ["OMNIRELAY_GATEWAY__HTTP"].replace("tcp:", "http:")
+def url(key: str = "HTTP") -> str:
+    return os.environ[f"OMNIRELAY_GATEWAY__{key}"].replace("tcp:", "http:")
 
 
-def answers() -> bool:
-    return httpx.get(f"{http()}/readyz", timeout=60).status_code == 200
+def address(key: str) -> tuple[str, int]:
+    return parse_tcp(os.environ[f"OMNIRELAY_GATEWAY__{key}"])
+
+
+def answers(path: str = "readyz", key: str = "HTTP") -> bool:
+    try:
+        return httpx.get(f"{url(key)}/{path}", timeout=60).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def end(process: "subprocess.Popen[bytes]") -> None:
@@ -57,9 +65,8 @@ def end(process: "subprocess.Popen[bytes]") -> None:
 
 def write_lines(count: int) -> None:
     """Let the gateway write so many lines: one for each request that is served."""
-    host, port = os.environ["OMNIRELAY_GATEWAY__HTTP"].removeprefix("tcp://").split(":")
     batch = 100
-    with socket.create_connection((host, int(port)), timeout=60) as peer, peer.makefile("rb") as answers:
+    with socket.create_connection(address("HTTP"), timeout=60) as peer, peer.makefile("rb") as answers:
         for _ in range(0, count, batch):
             peer.sendall(b"GET /v1/models HTTP/1.1\r\nHost: localhost\r\n\r\n" * batch)
             for _ in range(batch):
@@ -72,7 +79,7 @@ def write_lines(count: int) -> None:
 
 
 def dropped() -> int:
-    told = httpx.get(f"{http()}/metrics", timeout=60).text
+    told = httpx.get(f"{url()}/metrics", timeout=60).text
     (count,) = re.findall(r'omnirelay_log_lines_dropped_total\{stage="gateway"\} (\S+)', told)
     return int(float(count))
 
@@ -147,11 +154,6 @@ def gateway(log: Path) -> Iterator["subprocess.Popen[Any]"]:
         assert process.wait(60) == 0
 
 
-def address(key: str) -> tuple[str, int]:
-    host, port = os.environ[f"OMNIRELAY_GATEWAY__{key}"].removeprefix("tcp://").split(":")
-    return host, int(port)
-
-
 def cpu_seconds(process: "subprocess.Popen[bytes]") -> float:
     fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
@@ -159,16 +161,13 @@ def cpu_seconds(process: "subprocess.Popen[bytes]") -> float:
 
 def test_a_gateway_without_files_for_connections_says_so_now_and_then_and_can_be_watched(place: Path) -> None:
     log = place / "gateway.log"
-    url, monitor = (
-        os.environ[f"OMNIRELAY_GATEWAY__{key}"].replace("tcp:", "http:") for key in ("HTTP", "MONITOR")
-    )
     with gateway(log) as process, ExitStack() as idle:
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (FILES, FILES))
         for key in ["LISTEN"] * 300 + ["HTTP"] * 30:
             idle.enter_context(socket.create_connection(address(key), timeout=60))
         wait_until(lambda: "cannot accept connections" in log.read_text(), "the word about it", 60)
         # Descriptors are kept for those who watch it.
-        assert [_answers(monitor) for _ in range(3)] == [True] * 3
+        assert [answers("livez", "MONITOR") for _ in range(3)] == [True] * 3
         used = cpu_seconds(process)
         # It tries again once a second for each of the two addresses.
         wait_until(lambda: "more like this" in log.read_text(), "the count of what was not told", 60)
@@ -178,22 +177,14 @@ def test_a_gateway_without_files_for_connections_says_so_now_and_then_and_can_be
         assert "Traceback" not in told
         assert len(told) < 10_000
         idle.close()
-        wait_until(lambda: _answers(url), "an answer", 60)
-
-
-def _answers(url: str) -> bool:
-    try:
-        return httpx.get(f"{url}/livez", timeout=60).status_code == 200
-    except httpx.TransportError:
-        return False
+        wait_until(lambda: answers("livez"), "an answer", 60)
 
 
 def test_refused_requests_are_counted(place: Path, keys: str, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNIRELAY_GATEWAY__API_KEYS", keys)
     log = place / "gateway.log"
-    host, port = address("HTTP")
     began = time.monotonic()
-    with gateway(log), httpx.Client(base_url=f"http://{host}:{port}", timeout=60) as client:
+    with gateway(log), httpx.Client(base_url=url(), timeout=60) as client:
         for _ in range(30):
             assert client.get("/v1/models", headers={"Authorization": "Bearer wrong"}).status_code == 401
         for _ in range(30):

@@ -21,10 +21,6 @@ DEADLINE_S = 60.0
 RNG = np.random.default_rng(0)
 
 
-def put(directory: Path, name: str, script: str) -> None:
-    make_program(directory / name, script)
-
-
 @pytest.fixture
 def programs(tmp_path: Path, monkeypatch: Patch) -> Path:
     """A folder that alone is searched for players."""
@@ -45,14 +41,14 @@ def samples(seconds: float) -> bytes:
 def test_the_first_of_the_known_players_is_taken(programs: Path) -> None:
     assert find_player() is None
     for known in reversed(PLAYERS):
-        put(programs, known.program, f"echo knows {known.needs}")
+        make_program(programs / known.program, f"echo knows {known.needs}")
         assert find_player() == known
 
 
 def test_a_player_that_lacks_the_option_it_needs_is_none(programs: Path) -> None:
-    put(programs, "pw-play", "echo knows --rate")
+    make_program(programs / "pw-play", "echo knows --rate")
     assert find_player() is None
-    put(programs, "pw-play", "echo knows --raw >&2; exit 1")
+    make_program(programs / "pw-play", "echo knows --raw >&2; exit 1")
     found = find_player()
     assert found is not None
     assert found.program == "pw-play"
@@ -62,11 +58,8 @@ def test_a_player_that_lacks_the_option_it_needs_is_none(programs: Path) -> None
 
 @pytest.mark.parametrize("known", PLAYERS, ids=lambda known: known.program)
 def test_every_player_gets_all_of_it_in_order(programs: Path, known: player.Player) -> None:
-    put(
-        programs,
-        known.program,
-        f"printf '%s ' \"$@\" > '{programs}/arguments'; exec cat > '{programs}/played'",
-    )
+    script = f"printf '%s ' \"$@\" > '{programs}/arguments'; exec cat > '{programs}/played'"
+    make_program(programs / known.program, script)
     pieces = [samples(0.24), samples(0), samples(0.48), samples(1.9)]
     with Playback(known) as playback:
         for number, piece in enumerate(pieces):
@@ -79,7 +72,7 @@ def test_every_player_gets_all_of_it_in_order(programs: Path, known: player.Play
 
 
 def test_without_sound_no_player_is_started(programs: Path) -> None:
-    put(programs, "aplay", f"touch '{programs}/started'")
+    make_program(programs / "aplay", f"touch '{programs}/started'")
     with started() as playback:
         playback.show(AudioEvent(0, samples(0)))
     assert not playback.playing
@@ -88,7 +81,7 @@ def test_without_sound_no_player_is_started(programs: Path) -> None:
 
 
 def test_a_player_that_reads_nothing_delays_nobody_and_can_be_stopped(programs: Path) -> None:
-    put(programs, "aplay", "exec sleep 60")
+    make_program(programs / "aplay", "exec sleep 60")
     playback = started()
     began = time.monotonic()
     for number in range(20):
@@ -103,7 +96,7 @@ def test_a_player_that_reads_nothing_delays_nobody_and_can_be_stopped(programs: 
 
 def test_a_player_that_never_ends_is_ended(programs: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(player, "GRACE_S", 0.1)
-    put(programs, "aplay", "cat > /dev/null; exec sleep 60")
+    make_program(programs / "aplay", "cat > /dev/null; exec sleep 60")
     with started() as playback:
         playback.show(AudioEvent(0, samples(0.1)))
     assert playback.problem == "aplay does not end"
@@ -119,7 +112,7 @@ def test_a_player_that_never_ends_is_ended(programs: Path, monkeypatch: Patch) -
     ],
 )
 def test_a_player_that_dies_is_told_and_harms_nobody(programs: Path, script: str, problem: str) -> None:
-    put(programs, "aplay", script)
+    make_program(programs / "aplay", script)
     with started() as playback:
         for number in range(4):
             playback.show(AudioEvent(number, samples(4)))
@@ -127,7 +120,7 @@ def test_a_player_that_dies_is_told_and_harms_nobody(programs: Path, script: str
 
 
 def test_a_player_that_is_gone_is_told(programs: Path) -> None:
-    put(programs, "aplay", "true")
+    make_program(programs / "aplay", "true")
     playback = started()
     (programs / "aplay").unlink()
     with playback:
@@ -136,7 +129,7 @@ def test_a_player_that_is_gone_is_told(programs: Path) -> None:
 
 
 def test_an_error_ends_the_playing(programs: Path) -> None:
-    put(programs, "aplay", "exec sleep 60")
+    make_program(programs / "aplay", "exec sleep 60")
     playback = started()
 
     def fail() -> None:
@@ -174,7 +167,7 @@ def wait_for_size(path: Path, size: int) -> None:
 
 def test_playing_begins_when_the_gateway_advises(programs: Path, monkeypatch: Patch) -> None:
     waits, played = Waits(monkeypatch), programs / "played"
-    put(programs, "aplay", f"exec cat > '{played}'")
+    make_program(programs / "aplay", f"exec cat > '{played}'")
     first, second = samples(0.25), samples(0.25)
     with started() as playback:
         playback.show(AudioEvent(0, first, start_delay_ms=1500))
@@ -189,7 +182,7 @@ def test_playing_begins_when_the_gateway_advises(programs: Path, monkeypatch: Pa
 
 def test_after_its_first_gap_it_collects_more(programs: Path, monkeypatch: Patch) -> None:
     waits, played = Waits(monkeypatch), programs / "played"
-    put(programs, "aplay", f"exec cat > '{played}'")
+    make_program(programs / "aplay", f"exec cat > '{played}'")
     pieces = [samples(0.25) for _ in range(4)]
     with started() as playback:
         waits.go.put(None)
@@ -209,7 +202,7 @@ def test_after_its_first_gap_it_collects_more(programs: Path, monkeypatch: Patch
 
 
 def test_what_is_there_to_its_end_is_played_at_once(programs: Path) -> None:
-    put(programs, "aplay", f"exec cat > '{programs / 'played'}'")
+    make_program(programs / "aplay", f"exec cat > '{programs / 'played'}'")
     began = time.monotonic()
     with started() as playback:
         playback.show(AudioEvent(0, samples(0.1), start_delay_ms=60_000))
@@ -218,14 +211,14 @@ def test_what_is_there_to_its_end_is_played_at_once(programs: Path) -> None:
 
 
 async def test_the_client_plays_an_answer(programs: Path, tcp: Bench) -> None:
-    put(programs, "aplay", f"exec cat > '{programs / 'played'}'")
+    make_program(programs / "aplay", f"exec cat > '{programs / 'played'}'")
     said = [np.frombuffer(samples(seconds), "<f4") for seconds in (0.25, 0.5)]
 
     async with speaking(tcp, "How are you?", said):
         result = await asyncio.to_thread(played, tcp.listen)
         assert result.text == "How are you?"
         assert (programs / "played").read_bytes() == result.waveform == b"".join(map(bytes, said))
-        put(programs, "aplay", "echo no such device >&2; exit 1")
+        make_program(programs / "aplay", "echo no such device >&2; exit 1")
         with pytest.raises(PlayerError, match="no such device"):
             await asyncio.to_thread(played, tcp.listen)
         (programs / "aplay").unlink()

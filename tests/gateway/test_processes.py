@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import re
 import resource
 import shutil
 import signal
@@ -15,6 +14,7 @@ from collections.abc import AsyncIterator, Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import msgspec
@@ -32,10 +32,11 @@ from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.config.gateway import PORTS_APART
 from shared.messages import STAGES, Role
 from shared.real_time import set_realtime_priority
-from tests.gateway.bench import Output, Patch, run
+from tests.gateway.bench import Output, Patch
 from tests.gateway.conftest import KEYS
 from tests.support.children import Child
 from tests.support.ports import free_ports, has_ipv6
+from tests.support.processes import wait_until
 
 GATEWAY_KEYS = [key for key in KEYS if key.startswith("GATEWAY")]
 OFFSET = 33_000
@@ -87,6 +88,15 @@ async def watched() -> AsyncIterator[tuple[Stack, "asyncio.Task[None]"]]:
         watch.cancel()
 
 
+@pytest.fixture
+def said(monkeypatch: Patch) -> list[str]:
+    """What launchers and children of this process announce."""
+    lines: list[str] = []
+    for module in (launcher, child):
+        monkeypatch.setattr(module, "announce", lambda line, *_: lines.append(line))
+    return lines
+
+
 @contextmanager
 def up() -> Iterator[tuple["Child[str]", list[str]]]:
     """A stack that is ready, with what it has written; at the end it is stopped, and must stop in order."""
@@ -97,7 +107,7 @@ def up() -> Iterator[tuple["Child[str]", list[str]]]:
         lines += rest.splitlines(keepends=True)
 
 
-def children_of(process: "Child[str]") -> set[int]:
+def children_of(process: "subprocess.Popen[Any]") -> set[int]:
     listed = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text()
     return {int(each) for each in listed.split()}
 
@@ -109,15 +119,7 @@ def gone(pid: int) -> bool:
         return True
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    async def waiting() -> None:
-        while not condition():
-            await asyncio.sleep(0.02)
-
-    run(waiting())
-
-
-def test_gateway_process_starts_and_stops(place: Path) -> None:
+def test_gateway_process_starts_and_stops(place: Path, monkeypatch: Patch) -> None:
     with ThreadPoolExecutor(1) as probe:
         may_go_first = probe.submit(set_realtime_priority).result()
     with start("gateway") as process:
@@ -126,9 +128,6 @@ def test_gateway_process_starts_and_stops(place: Path) -> None:
         assert policy == (os.SCHED_RR if may_go_first else os.SCHED_OTHER)
         assert "address_in_use" in output_of("gateway")
         end(process)
-
-
-def test_gateway_process_without_checkpoint(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNI_MODEL", "./nowhere")
     assert "checkpoint_invalid: no checkpoint in nowhere" in output_of("gateway")
 
@@ -160,7 +159,7 @@ def test_up_waits_for_requests_unless_it_is_told_twice_or_they_take_too_long(
         read_until(process, "ready: tcp://")
         with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"], reconnect_s=0) as client:
             answer = client.chat("Hello")
-            wait_for(lambda: client.status().requests["thinking"] == 1)
+            wait_until(lambda: client.status().requests["thinking"] == 1, "the request")
             began = time.monotonic()
             process.send_signal(number)
             if grace_s == 60:
@@ -175,9 +174,14 @@ def test_up_waits_for_requests_unless_it_is_told_twice_or_they_take_too_long(
         assert (process.returncode, "killed" in rest) == (0, False), rest
 
 
-def test_a_gateway_that_was_frozen_blames_nobody(place: Path, capsys: Output) -> None:
-    with up() as (_, lines), Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+def test_a_gateway_that_was_frozen_blames_nobody_nor_does_one_end_that_is_to_reload(
+    place: Path, capsys: Output
+) -> None:
+    with up() as (process, lines), Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
         pid = client.status().gateway.pid
+        children = children_of(process)
+        process.send_signal(signal.SIGHUP)
+        read_until(process, "nothing to reload")
         os.kill(pid, signal.SIGSTOP)
         # Longer than the stages may be silent.
         assert main(["status", "--gateway", os.environ["OMNIRELAY_GATEWAY__LISTEN"]]) == 1
@@ -189,6 +193,7 @@ def test_a_gateway_that_was_frozen_blames_nobody(place: Path, capsys: Output) ->
         os.kill(pid, signal.SIGCONT)
         assert answer.result().text
         assert client.status().ready
+        assert children_of(process) == children
     assert "was suspended for" in "".join(lines)
     assert "does not answer any more" not in "".join(lines)
 
@@ -201,29 +206,25 @@ def pid_at(address: str) -> int:
 def test_up_starts_as_many_replicas_as_are_wanted_and_replaces_gateways_one_after_the_other(
     place: Path, monkeypatch: Patch
 ) -> None:
-    for name, count in (("STAGES__TALKER", "3"), ("STAGES__THINKER", "2"), ("GATEWAY", "2")):
+    for name, count in (("STAGES__TALKER", "2"), ("STAGES__THINKER", "2"), ("GATEWAY", "2")):
         monkeypatch.setenv(f"OMNIRELAY_{name}__REPLICAS", count)
     first = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
     host, _, port = first.rpartition(":")
     second = f"{host}:{int(port) + PORTS_APART}"
     with up() as (process, lines):
         greetings = {line.partition(" hello")[0] for line in lines if line.endswith(" says hello\n")}
-        assert len(greetings) == 6
-        assert {"[talker] talker says", "[talker 2] talker says", "[talker 3] talker says"} <= greetings
-        assert any("the talker 3 is ready" in line for line in lines)
+        assert len(greetings) == 5
+        assert {"[talker] talker says", "[talker 2] talker says"} <= greetings
+        assert any("the talker 2 is ready" in line for line in lines)
         assert f"{second}, http://127.0.0.1:" in lines[-1]
         with Client(first) as client:
-            assert len({stage.inbox for stage in client.status().stages}) == 6
+            assert len({stage.inbox for stage in client.status().stages}) == 5
             answers = [client.chat("Hello", speech=False) for _ in range(8)]
             assert all(answer.result().text for answer in answers)
         for name, address in (("gateway", first), ("gateway 2", second)):
             os.kill(pid_at(address), signal.SIGTERM)
             read_until(process, f"the {name} ended with exit status 0: it is started again")
             read_until(process, "listening on")
-        # Neither is the only one now.
-        os.kill(pid_at(first), signal.SIGKILL)
-        read_until(process, "the gateway was killed by SIGKILL: it is started again")
-        read_until(process, "listening on")
 
 
 def test_all_addresses_may_be_of_ipv6(place: Path, monkeypatch: Patch) -> None:
@@ -243,28 +244,18 @@ def test_all_addresses_may_be_of_ipv6(place: Path, monkeypatch: Patch) -> None:
         }
 
 
-def restart(*arguments: str) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "omnirelay.cli", "restart", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-
-
 def test_restart_replaces_every_process_while_requests_are_answered(place: Path, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "2")
-    listen = os.environ["OMNIRELAY_GATEWAY__LISTEN"]
     with up() as (process, _), ThreadPoolExecutor(1) as other:
         before = children_of(process)
-        restarting = other.submit(restart, "talker")
-        with Client(listen) as client:
+        with Client(os.environ["OMNIRELAY_GATEWAY__LISTEN"]) as client:
+            restarting = other.submit(main, ["restart"])
             while not restarting.done():
                 assert client.chat("Hello", speech=False).result().text
-        assert restarting.result().returncode == 0, restarting.result().stderr
-        assert len(children_of(process) & before) == len(before) - 2
-        done = restart()
-        assert done.returncode == 0, done.stderr
+            assert restarting.result() == 0
+            assert client.status().ready
         assert len(children_of(process)) == len(before)
         assert children_of(process).isdisjoint(before)
-        with Client(listen) as client:
-            assert client.status().ready
 
 
 async def test_restart_passes_over_what_has_ended_by_itself(place: Path, monkeypatch: Patch) -> None:
@@ -285,15 +276,15 @@ async def test_restart_passes_over_what_has_ended_by_itself(place: Path, monkeyp
         assert first.isdisjoint(replacing._children(us, "talker"))
 
 
-def test_restart_leaves_what_was_not_started_by_up(place: Path) -> None:
+def test_restart_leaves_what_was_not_started_by_up(place: Path, capsys: Output) -> None:
     with start("gateway") as process:
         read_until(process, "listening on")
-        done = restart("gateway")
-        assert done.returncode == 1
-        assert "was not started by `omnirelay up`" in done.stderr
+        assert main(["restart", "gateway"]) == 1
+        assert "was not started by `omnirelay up`" in capsys.readouterr().err
         assert process.poll() is None
         end(process)
-    assert "no gateway answers" in restart("gateway").stderr
+    assert main(["restart", "gateway"]) == 1
+    assert "no gateway answers" in capsys.readouterr().err
 
 
 def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
@@ -307,7 +298,7 @@ def test_up_stops_although_nobody_reads_what_it_says(place: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long)])
-@pytest.mark.parametrize("word", ["says hello", "listening on", "is ready after", "ready: tcp://"])
+@pytest.mark.parametrize("word", ["says hello", "listening on", "is ready after"])
 def test_up_ends_whenever_it_is_told_to(place: Path, word: str, number: signal.Signals) -> None:
     with start("omnirelay.cli", "up") as process:
         read_until(process, word)
@@ -327,15 +318,15 @@ def test_up_leaves_nothing_of_a_checkpoint_that_it_was_not_to_finish(
     monkeypatch.delenv("OMNI_MODEL")
     with start("omnirelay.cli", "up") as process:
         read_until(process, f"making the {DEFAULT_CHECKPOINT.name} checkpoint")
-        wait_for(lambda: bool(children_of(process)))
+        wait_until(lambda: children_of(process), "its maker")
         (maker,) = children_of(process)
         # A guard that is stopped before it has become the maker does not see that the launcher ends; and a
         # launcher waits for a child that is stopped before it has become anything.
-        wait_for(lambda: is_maker(Path(f"/proc/{maker}/cmdline").read_bytes().split(b"\0")))
+        wait_until(lambda: is_maker(Path(f"/proc/{maker}/cmdline").read_bytes().split(b"\0")), "it")
         # Or it may be done before the signal comes.
         os.kill(maker, signal.SIGSTOP)
         end(process, number, status)
-        wait_for(lambda: gone(maker))
+        wait_until(lambda: gone(maker), "its end")
     assert not [path for path in (place / DEFAULT_CHECKPOINT).parent.glob("*") if path.is_dir()]
 
 
@@ -346,7 +337,7 @@ def test_children_die_with_the_launcher(place: Path) -> None:
         assert len(children) == 4
         process.kill()
         process.wait(timeout=60)
-        wait_for(lambda: all(map(gone, children)))
+        wait_until(lambda: all(map(gone, children)), "their end")
         if process.stdout is not None:
             process.stdout.close()
 
@@ -363,27 +354,26 @@ def test_stage_that_cannot_start_is_named_in_a_line_of_json_where_the_log_is(
     assert "\n  [talker] the talker has no reason to live" in told[-1]["message"]
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "spk_dict.pt"])
 def test_up_tells_of_a_damaged_checkpoint_first(
-    place: Path, checkpoint_dir: Path, monkeypatch: Patch
+    place: Path, checkpoint_dir: Path, monkeypatch: Patch, capsys: Output, name: str
 ) -> None:
     model = shutil.copytree(checkpoint_dir, place / "model")
     monkeypatch.setenv("OMNI_MODEL", str(model))
-    for name in ("model.safetensors", "spk_dict.pt"):
-        whole = (model / name).read_bytes()
-        (model / name).write_bytes(whole[: len(whole) // 2])
-        (line,) = output_of("omnirelay.cli", "up").splitlines()
-        (model / name).write_bytes(whole)
-        assert re.match(rf"omnirelay: checkpoint_invalid: {model}: {name} is cut short", line)
+    os.truncate(model / name, (model / name).stat().st_size // 2)
+    assert main(["up"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"omnirelay: checkpoint_invalid: {model}: {name} is cut short")
 
 
-def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Path) -> None:
-    command = [sys.executable, "-m", "omnirelay.cli", "up", "--config", "/dev/stdin"]
-    done = subprocess.run(
-        command, input="log_level: debug", capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.returncode == 1
-    (line,) = done.stderr.splitlines()
-    assert "config_invalid: the configuration /dev/stdin is no regular file" in line
+def test_a_configuration_that_children_could_not_read_is_refused_by_up(place: Path, capsys: Output) -> None:
+    reading, writing = os.pipe()
+    with open(reading), open(writing, "w") as file:
+        file.write("log_level: debug")
+        file.close()
+        assert main(["up", "--config", f"/dev/fd/{reading}"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert f"config_invalid: the configuration /dev/fd/{reading} is no regular file" in line
 
 
 def test_up_tells_every_port_in_use_and_an_offset_moves_a_second_stack(
@@ -410,8 +400,12 @@ def test_up_tells_every_port_in_use_and_an_offset_moves_a_second_stack(
                 assert json.load(answer)["id"] == checkpoint_dir.name
             with Client(moved) as client:
                 assert client.status().ready
+            before = children_of(process)
             assert "was replaced" in output_of("omnirelay.cli", "restart", "talker", *moves, status=0)
+            children = children_of(process)
+            assert len(children & before) == len(before) - 1 == len(children) - 1
             assert end(process).endswith("stopped\n")
+            assert all(map(gone, children))
         end(other)
 
 
@@ -452,10 +446,10 @@ async def ready_pids(stack: Stack, wanted: Callable[[dict[str, int]], bool]) -> 
             await asyncio.sleep(0.05)
 
 
-async def test_stages_that_die_or_are_told_to_end_are_started_again(place: Path, monkeypatch: Patch) -> None:
+async def test_stages_that_die_or_are_told_to_end_are_started_again(
+    place: Path, monkeypatch: Patch, said: list[str]
+) -> None:
     """Whatever ends them, once they serve: it may be a request, which must not stop everything."""
-    said: list[str] = []
-    monkeypatch.setattr(launcher, "announce", lambda line, *_: said.append(line))
     monkeypatch.setattr(launcher, "MOST_RESTARTS", 1)
 
     async with watched() as (stack, watch):
@@ -472,10 +466,8 @@ async def test_stages_that_die_or_are_told_to_end_are_started_again(place: Path,
 
 
 async def test_a_process_is_started_again_when_the_machine_has_room_for_it(
-    place: Path, monkeypatch: Patch
+    place: Path, monkeypatch: Patch, said: list[str]
 ) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(launcher, "announce", lambda line, *_: said.append(line))
     monkeypatch.setattr(launcher, "AGAIN_S", 0.05)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     async with watched() as (stack, watch):
@@ -491,9 +483,9 @@ async def test_a_process_is_started_again_when_the_machine_has_room_for_it(
         await ready_pids(stack, lambda pids: pids.get("talker", 0) not in {0, before["talker"]})
 
 
-async def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monkeypatch: Patch) -> None:
-    said: list[str] = []
-    monkeypatch.setattr(launcher, "announce", lambda line, *_: said.append(line))
+async def test_a_stack_is_ready_when_all_are_at_the_same_time(
+    place: Path, monkeypatch: Patch, said: list[str]
+) -> None:
     ask, turns = Stack._ask_gateway, list(STAGES)
 
     async def one_after_the_other(stack: Stack, gateway: child.Child) -> StatusReport | None:
@@ -515,13 +507,12 @@ async def test_a_stack_is_ready_when_all_are_at_the_same_time(place: Path, monke
 
 
 async def test_kills_of_a_gateway_that_serves_do_not_end_the_stack(place: Path, monkeypatch: Patch) -> None:
-    monkeypatch.setattr(launcher, "MOST_RESTARTS", 1)
+    monkeypatch.setattr(launcher, "MOST_RESTARTS", 0)
     monkeypatch.setenv("OMNIRELAY_GATEWAY__REPLICAS", "2")
-
     async with watched() as (stack, watch):
         first, second = stack._gateways()
         seen = {second.pid}
-        for _ in range(3):
+        for _ in range(2):
             os.kill(second.pid, signal.SIGKILL)
             async with asyncio.timeout(60):
                 while second.pid in seen or not second.served:
@@ -533,20 +524,16 @@ async def test_kills_of_a_gateway_that_serves_do_not_end_the_stack(place: Path, 
 
 
 async def test_stage_that_dies_again_and_again_before_it_serves_or_will_not_stop(
-    place: Path, monkeypatch: Patch
+    place: Path, monkeypatch: Patch, said: list[str]
 ) -> None:
     monkeypatch.setattr(launcher, "STOP_S", 0.5)
     monkeypatch.setattr(launcher, "MOST_RESTARTS", 0)
     monkeypatch.setenv("FAKE_TOKEN2WAV", "stubborn")
     # One that gateways of other machines use is given time for their requests.
-    others = dict(
-        zip(("events", "control"), (f"tcp://127.0.0.1:{port}" for port in free_ports(2)), strict=True)
-    )
-    monkeypatch.setenv("OMNIRELAY_GATEWAY__OTHERS", json.dumps([others]))
+    events, control = (f"tcp://127.0.0.1:{port}" for port in free_ports(2))
+    monkeypatch.setenv("OMNIRELAY_GATEWAY__OTHERS", json.dumps([{"events": events, "control": control}]))
     for name in ("GATEWAY", *(f"STAGES__{stage.upper()}" for stage in STAGES)):
         monkeypatch.setenv(f"OMNIRELAY_{name}__DRAIN_S", "1.5")
-    said: list[str] = []
-    monkeypatch.setattr(child, "announce", lambda line, *_: said.append(line))
 
     stack = Stack(load_config(), None, lambda *_: None)
     pids: list[int] = []

@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from typing import Any
 
@@ -102,7 +102,7 @@ Play = Callable[[Session], Awaitable[None]]
 
 
 @asynccontextmanager
-async def gateway(*plays: Play, port: int | None = None, resumes: bool = True) -> AsyncIterator[str]:
+async def gateway(*plays: Play, port: int = 0, resumes: bool = True) -> AsyncIterator[str]:
     """Play one part for each connection, which is closed behind it; fails if a part fails or is missing."""
     left = list(plays)
     failures: list[BaseException] = []
@@ -119,9 +119,8 @@ async def gateway(*plays: Play, port: int | None = None, resumes: bool = True) -
         finally:
             writer.transport.abort()
 
-    (chosen,) = (port,) if port is not None else free_ports(1)
-    server = await asyncio.start_server(serve, "127.0.0.1", chosen)
-    async with server:
+    chosen = port or free_ports(1)[0]
+    async with await asyncio.start_server(serve, "127.0.0.1", chosen):
         yield f"tcp://127.0.0.1:{chosen}"
     assert failures == []
     assert left == []
@@ -149,26 +148,16 @@ async def gathered(answer: AsyncAnswer) -> list[Any]:
     return [event async for event in answer]
 
 
-def expect(partial: PartialAnswer | None, check: Callable[[GenerateRequest], None] = lambda _: None) -> Play:
-    """Take a request that brings this, and send the rest of the answer."""
+def expect(count: int, check: Callable[[GenerateRequest], None] = lambda _: None) -> Play:
+    """Take a request that brings what so many events told, and send the rest of the answer."""
 
     async def play(session: Session) -> None:
         client_id, request = await session.asked()
-        assert request.resume == partial
+        assert request.resume == held(count)
         assert request.resumable
-        assert request.seed == (5 if partial is not None else None)
+        assert request.seed == (5 if count else None)
         check(request)
-        had = partial or PartialAnswer(request_id="-")
-        behind: list[Event] = [AcceptedEvent(request_id="r2", seed=5)]
-        behind += [TextEvent(token_ids=[11], text="a")] if not had.text_token_ids else []
-        behind += [CodecEvent(token_ids=[21])] if not had.codec_token_ids else []
-        behind += [AudioEvent(seq=0, pcm=CHUNK)] if not had.chunk_samples else []
-        if 12 not in had.text_token_ids:
-            behind.append(TextEvent(token_ids=[12], text="b", finish_reason="stop"))
-        if 22 not in had.codec_token_ids:
-            behind.append(CodecEvent(token_ids=[22], finish_reason="stop"))
-        behind += [AudioEvent(seq=1, pcm=CHUNK)] if len(had.chunk_samples) < 2 else []
-        await session.say(client_id, *behind, DONE)
+        await session.say(client_id, AcceptedEvent(request_id="r2", seed=5), *WHOLE[max(1, count) :])
         await stay(session)
 
     return play
@@ -182,11 +171,13 @@ async def meeting(*plays: Play, **options: Any) -> AsyncIterator[AsyncClient]:
 
 
 @asynccontextmanager
-async def lost(count: int, port: int | None = None, **options: Any) -> AsyncIterator[AsyncAnswer]:
+async def lost(
+    count: int, port: int = 0, others: Sequence[str] = (), **options: Any
+) -> AsyncIterator[AsyncAnswer]:
     """An answer whose gateway was lost after so many events, of which its first text was taken."""
     async with AsyncExitStack() as stack:
         async with gateway(answers(*WHOLE[:count]), port=port) as address:
-            client = await stack.enter_async_context(AsyncClient(address, **options))
+            client = await stack.enter_async_context(AsyncClient([address, *others], **options))
             answer = client.chat("Hi")
             assert isinstance(await anext(answer), TextEvent)
         yield answer
@@ -196,18 +187,16 @@ def held(count: int) -> PartialAnswer | None:
     """What a client has after so many of the events."""
     if count == 0:
         return None
-    partial: dict[str, Any] = {"request_id": "r1", "text_token_ids": [], "codec_token_ids": []}
-    partial["chunk_samples"] = []
-    for event in WHOLE[1:count]:
-        if isinstance(event, TextEvent):
-            partial["text_token_ids"] += event.token_ids
-            partial["text_finish_reason"] = event.finish_reason
-        elif isinstance(event, CodecEvent):
-            partial["codec_token_ids"] += event.token_ids
-            partial["codec_finish_reason"] = event.finish_reason
-        elif isinstance(event, AudioEvent):
-            partial["chunk_samples"].append(480)
-    return PartialAnswer(**partial)
+    texts = [event for event in WHOLE[:count] if isinstance(event, TextEvent)]
+    codes = [event for event in WHOLE[:count] if isinstance(event, CodecEvent)]
+    return PartialAnswer(
+        request_id="r1",
+        text_token_ids=[11, 12][: len(texts)],
+        text_finish_reason="stop" if len(texts) == 2 else None,
+        codec_token_ids=[21, 22][: len(codes)],
+        codec_finish_reason="stop" if len(codes) == 2 else None,
+        chunk_samples=[480] * sum(isinstance(event, AudioEvent) for event in WHOLE[:count]),
+    )
 
 
 def check_whole(events: list[Any]) -> None:
@@ -223,12 +212,10 @@ def check_whole(events: list[Any]) -> None:
 async def test_after_any_event_the_answer_goes_on(count: int, elsewhere: bool) -> None:
     """At the same gateway, or at the next of the list."""
 
+    first, second = answers(*WHOLE[:count]), expect(count)
+    gateways = [gateway(first), gateway(second)] if elsewhere else [gateway(first, second)]
     async with AsyncExitStack() as stack:
-        first, second = answers(*WHOLE[:count]), expect(held(count))
-        if elsewhere:
-            parts = [await stack.enter_async_context(gateway(part)) for part in (first, second)]
-        else:
-            parts = [await stack.enter_async_context(gateway(first, second))]
+        parts = [await stack.enter_async_context(each) for each in gateways]
         async with AsyncClient(parts) as client:
             answer = client.chat("Hi")
             check_whole(await gathered(answer))
@@ -262,13 +249,13 @@ async def test_a_gateway_that_was_lost_while_nothing_was_open_is_found_again() -
         async with gateway(answers(*WHOLE), port=port) as address:
             client = await stack.enter_async_context(AsyncClient(address))
             check_whole(await gathered(client.chat("Hi")))
-        async with gateway(expect(None), port=port):
+        async with gateway(expect(0), port=port):
             check_whole(await gathered(client.chat("Hi")))
 
 
 async def test_a_restart_is_waited_for() -> None:
     (port,) = free_ports(1)
-    async with lost(4, port) as answer, gateway(expect(held(4)), port=port):
+    async with lost(4, port) as answer, gateway(expect(4), port=port):
         check_whole([WHOLE[1], *await gathered(answer)])
 
 
@@ -285,7 +272,7 @@ async def test_a_silent_gateway_is_given_up(monkeypatch: Patch) -> None:
 
     async with (
         gateway(answers(*WHOLE[:4], then=pings)) as silent,
-        gateway(expect(held(4))) as other,
+        gateway(expect(4)) as other,
         AsyncClient([silent, other]) as client,
     ):
         check_whole(await gathered(client.chat("Hi")))
@@ -301,7 +288,7 @@ async def test_a_refusal_is_tried_again_where_the_answer_goes_on() -> None:
             client_id, request = await session.asked()
             assert request.resume == held(4)
             await session.say(client_id, refused)
-        await expect(held(4))(session)
+        await expect(4)(session)
 
     async with meeting(answers(*WHOLE[:4]), refuse) as client:
         check_whole(await gathered(client.chat("Hi")))
@@ -325,7 +312,7 @@ async def test_a_gateway_that_stops_is_left(code: str) -> None:
         await session.say(first, *WHOLE[3:])
         await stay(session)
 
-    async with gateway(stop) as old, gateway(expect(held(1))) as new, AsyncClient([old, new]) as client:
+    async with gateway(stop) as old, gateway(expect(1)) as new, AsyncClient([old, new]) as client:
         one, two = client.chat("Hi"), client.chat("Hi")
         check_whole(await gathered(one))
         check_whole(await gathered(two))
@@ -340,16 +327,12 @@ async def test_an_error_of_the_request_itself_is_not_retried() -> None:
 
 
 async def test_what_is_hopeless_says_what_was_tried() -> None:
-    (gone,) = free_ports(1)
+    port, gone = free_ports(2)
     other = f"tcp://127.0.0.1:{gone}"
-    async with AsyncExitStack() as stack:
-        async with gateway(answers(*WHOLE[:4])) as address:
-            client = await stack.enter_async_context(AsyncClient([address, other], reconnect_s=0.5))
-            answer = client.chat("Hi")
-            assert isinstance(await anext(answer), TextEvent)
+    async with lost(4, port, others=[other], reconnect_s=0.5) as answer:
         hopeless = await fails(answer, GatewayUnreachableError, r"within 0\.5 s; tried \d+ times")
-        assert address in str(hopeless)
-        assert other in str(hopeless)
+    assert f"tcp://127.0.0.1:{port}" in str(hopeless)
+    assert other in str(hopeless)
 
 
 async def test_a_gateway_that_never_takes_it_is_given_up() -> None:
@@ -406,7 +389,7 @@ async def test_a_deadline_counts_from_the_first_gateway() -> None:
         assert request.deadline_s is not None
         assert 0 < request.deadline_s < 60
 
-    async with meeting(answers(*WHOLE[:4]), expect(held(4), shortened)) as client:
+    async with meeting(answers(*WHOLE[:4]), expect(4, shortened)) as client:
         check_whole(await gathered(client.chat("Hi", deadline_s=60)))
     async with meeting(answers(*WHOLE[:4]), stay) as client:
         await fails(client.chat("Hi", deadline_s=1e-9), DeadlineError, "interrupted")
@@ -428,16 +411,11 @@ async def test_files_are_sent_again() -> None:
 
     uploads: list[GenerateRequest] = []
 
-    async def first(session: Session) -> None:
+    async def take(session: Session) -> None:
         uploads.append(await upload(session))
-        await session.say(1, *WHOLE[:4])
+        await session.say(1, *(WHOLE[:4] if len(uploads) == 1 else WHOLE[4:]))
 
-    async def second(session: Session) -> None:
-        uploads.append(await upload(session))
-        await session.say(1, *WHOLE[4:])
-        await stay(session)
-
-    async with meeting(first, second) as client:
+    async with meeting(take, take) as client:
         check_whole(await gathered(client.chat("Hi", audio=sound)))
     before, after = uploads
     assert before.messages == after.messages
@@ -484,7 +462,7 @@ async def test_a_program_may_bring_what_it_has() -> None:
         await session.say(client_id, AcceptedEvent(request_id="r1", seed=5), WHOLE[4])
 
     asked = GenerateRequest(prompt_token_ids=[1], seed=5, resume=held(4))
-    async with meeting(first, expect(held(5))) as client:
+    async with meeting(first, expect(5)) as client:
         events = await gathered(client.chat(asked))
     assert [event.seq for event in events if isinstance(event, AudioEvent)] == [1]
     assert [i for event in events if isinstance(event, TextEvent) for i in event.token_ids] == [12]
@@ -507,7 +485,7 @@ async def test_without_reconnecting_answers_end_with_their_connection() -> None:
 @pytest.mark.parametrize("number", [0, 2])
 async def test_a_chunk_that_is_not_the_next_is_refused(number: int) -> None:
     told = [*WHOLE[:4], AudioEvent(seq=number, pcm=CHUNK)]
-    async with meeting(answers(*told, then=stay), expect(None)) as client:
+    async with meeting(answers(*told, then=stay), expect(0)) as client:
         await fails(client.chat("Hi"), MessageError, f"audio event {number}, but 1 is the next")
         # Of the connection nothing more is believed; the next request has another.
         check_whole(await gathered(client.chat("Hi")))
@@ -522,7 +500,7 @@ async def test_nothing_to_speak_is_told_once() -> None:
 
 async def test_the_first_address_that_answers_is_used() -> None:
     closed = [f"tcp://127.0.0.1:{port}" for port in free_ports(2)]
-    async with gateway(expect(None)) as address, AsyncClient([*closed, address]) as client:
+    async with gateway(expect(0)) as address, AsyncClient([*closed, address]) as client:
         assert client.address == address
         check_whole(await gathered(client.chat("Hi")))
     nobody = AsyncClient(closed)
@@ -536,7 +514,7 @@ async def test_the_first_address_that_answers_is_used() -> None:
 
 
 async def test_the_command_goes_on_at_the_next_gateway() -> None:
-    async with gateway(answers(*WHOLE[:4])) as first, gateway(expect(held(4))) as second:
+    async with gateway(answers(*WHOLE[:4])) as first, gateway(expect(4)) as second:
         process = await asyncio.create_subprocess_exec(
             *(COMMAND, "chat", "Hi", "--json", "--gateway", first, "--gateway", second),
             stdin=asyncio.subprocess.DEVNULL,

@@ -398,4 +398,4 @@ class Recovery(RuleBasedStateMachine):
 
 
 TestRecovery = Recovery.TestCase
-TestRecovery.settings = settings(max_examples=80, stateful_step_count=40, deadline=None)
+TestRecovery.settings = settings(max_examples=50, stateful_step_count=40, deadline=None)

@@ -20,8 +20,7 @@ async def second_of_each(b: Bench) -> None:
     for stage, port in zip(STAGES, free_ports(3), strict=True):
         b.stages.add(stage, "other", f"tcp://127.0.0.1:{port}")
     b.stages.listen(b.stages.replica("thinker", "other").inbox)
-    registry = b.process.gateway.registry
-    await until(lambda: all(registry.count(stage, "ready") == 2 for stage in STAGES))
+    await until(lambda: all(b.registry.count(stage, "ready") == 2 for stage in STAGES))
     both = {"first", "other"}
     senders = [each for each in b.stages.replicas if each.stage != "token2wav"]
     await until(lambda: all(peers_of(b, each.stage, each.name) == both for each in senders))
@@ -29,7 +28,7 @@ async def second_of_each(b: Bench) -> None:
 
 def peers_of(b: Bench, stage: StageName, name: str) -> set[str]:
     """Whom a replica has said that it knows."""
-    replica = b.process.gateway.registry.get(stage, name)
+    replica = b.registry.get(stage, name)
     return set(replica.peers) if replica is not None else set()
 
 
@@ -55,8 +54,7 @@ async def test_a_replica_where_a_request_failed_is_avoided(tcp: Bench, client: A
     await second_of_each(tcp)
     for stage in STAGES:
         tcp.stages.replica(stage, "other").load = StageLoad(running=9)
-    registry = tcp.process.gateway.registry
-    await until(lambda: all(registry.ready(stage)[-1].work >= (9, 0) for stage in STAGES))
+    await until(lambda: all(tcp.registry.ready(stage)[-1].work >= (9, 0) for stage in STAGES))
     script = Script(tcp)
     answer = client.chat("Hi")
     first = await tcp.stages.request(0)
@@ -91,13 +89,12 @@ async def test_a_draining_stage_only_ends_what_it_has(tcp: Bench, client: AsyncC
     await second_of_each(tcp)
     script = Script(tcp)
     tcp.stages.replica("talker", "other").load = StageLoad(running=9)
-    registry = tcp.process.gateway.registry
-    await until(lambda: [each.work[0] for each in registry.ready("talker")] == [1, 9])
+    await until(lambda: [each.work[0] for each in tcp.registry.ready("talker")] == [1, 9])
     has = client.chat("Hi", seed=0)
     first = await tcp.stages.request(0)
     drained = tcp.stages.replica("talker")
     drained.draining = True
-    await until(lambda: tcp.process.gateway.registry.count("talker", "draining") == 1)
+    await until(lambda: tcp.registry.count("talker", "draining") == 1)
     assert not drained.released
     new = client.chat("Hi", seed=1)
     second = await tcp.stages.request(1)
@@ -108,7 +105,7 @@ async def test_a_draining_stage_only_ends_what_it_has(tcp: Bench, client: AsyncC
     await drained.leave()
     await script.play(second)
     await whole(new, script)
-    await until(lambda: tcp.process.gateway.registry.get("talker", "first") is None)
+    await until(lambda: tcp.registry.get("talker", "first") is None)
     assert tcp.process.status().resumes == 0
 
 
@@ -116,7 +113,7 @@ async def test_what_a_drained_stage_has_not_ended_goes_on_elsewhere(tcp: Bench, 
     script, answer, _ = await half_played(tcp, client)
     drained = tcp.stages.replica("talker")
     drained.draining = True
-    await until(lambda: tcp.process.gateway.registry.state("talker") == "draining")
+    await until(lambda: tcp.registry.state("talker") == "draining")
     await fails(client.chat("Hi"), errors.StageUnavailableError, "talker is draining")
     assert not drained.released
     await drained.leave()
@@ -133,16 +130,15 @@ async def test_an_address_that_nobody_can_reach_is_refused(tcp: Bench) -> None:
         before = tcp.process.status().refused.get("message_invalid", 0)
         tcp.stages.add("talker", f"to {inbox}", inbox)
         await until(partial(refused_more_than, before))
-    assert tcp.process.gateway.registry.count("talker", "ready") == 1
+    assert tcp.registry.count("talker", "ready") == 1
 
 
 async def test_who_listens_everywhere_is_reached_where_it_comes_from(tcp: Bench) -> None:
     for inbox in ("tcp://0.0.0.0:5581", "tcp://*:5582", "tcp://[::]:5583"):
         tcp.stages.add("talker", inbox, inbox)
-    registry = tcp.process.gateway.registry
-    await until(lambda: registry.count("talker", "ready") == 4)
+    await until(lambda: tcp.registry.count("talker", "ready") == 4)
     told = {each.name: each.inbox for each in tcp.stages.replicas if each.stage == "talker"}
-    reached = registry.addresses("talker")
+    reached = tcp.registry.addresses("talker")
     assert [reached[name] for name in told if name != "first"] == [
         "tcp://127.0.0.1:5581",
         "tcp://127.0.0.1:5582",
@@ -161,7 +157,7 @@ async def test_unconfirmed_aborts_go_with_their_replica(configure: Configure, mo
         answer.cancel()
         await fails(answer, errors.CancelledRequestError)
         assert ledger.unconfirmed("talker", "first")
-        await until(lambda: b.process.gateway.registry.get("talker", "first") is None)
+        await until(lambda: b.registry.get("talker", "first") is None)
         await until(lambda: not ledger._open)
 
 
@@ -181,7 +177,7 @@ async def dies(b: Bench, stage: StageName, report: list[ThinkRequest], code: str
         await b.stages.fail(request.request_id, stage, code, "the engine failed: KeyError()")
     await until(lambda: not any(b.process.gateway.dispatcher.of(each.request_id) for each in report))
     await before.leave()
-    await until(lambda: b.process.gateway.registry.get(stage, before.name) is None)
+    await until(lambda: b.registry.get(stage, before.name) is None)
     b.stages.add(stage, f"after-{before.name}", before.inbox)
 
 
@@ -287,7 +283,7 @@ async def test_a_stopped_stage_makes_no_suspect(tcp: Bench, client: AsyncClient,
     answers = await begun(tcp, client, script, 1)
     talker = tcp.stages.replica("talker")
     talker.draining = True
-    await until(lambda: tcp.process.gateway.registry.count("talker", "draining") == 1)
+    await until(lambda: tcp.registry.count("talker", "draining") == 1)
     await dies(tcp, "talker", [])
     await attempts(tcp, 1, 1, ())
     await finish(tcp, script, 1, answers)

@@ -271,37 +271,26 @@ async def test_aliases_of_voices(
 
 
 async def test_requests_that_are_wrong(configure: Configure) -> None:
-    hello = [ChatMessage("user", "Hi")]
-    cases: list[tuple[GenerateRequest, type[Exception], str]] = [
-        (GenerateRequest(messages=hello, speaker="Nobody"), errors.UnknownSpeakerError, "Ethan, Chelsie"),
-        (GenerateRequest(), errors.EmptyPromptError, "no text"),
-        (GenerateRequest(messages=[ChatMessage("user", " \n")]), errors.EmptyPromptError, "no text"),
-        (GenerateRequest(messages=[ChatMessage("system", " ")]), errors.EmptyPromptError, "no text"),
-        (
-            GenerateRequest(messages=[ChatMessage("system", "x"), ChatMessage("user", " ")]),
-            errors.EmptyPromptError,
-            "no text",
-        ),
-        (GenerateRequest(prompt_token_ids=[]), errors.EmptyPromptError, "no tokens"),
-        (GenerateRequest(prompt_token_ids=[10**6]), errors.InvalidRequestError, "must be from 0"),
-        (GenerateRequest(prompt_token_ids=[-1]), errors.InvalidRequestError, "must be from 0"),
-        (GenerateRequest(prompt_token_ids=[1], messages=hello), errors.InvalidRequestError, "not both"),
-        (GenerateRequest(prompt_token_ids=[1] * 401), errors.PromptTooLongError, "401 tokens, this"),
-        (
-            GenerateRequest(prompt_token_ids=[1] * 398),
-            errors.PromptTooLongError,
-            "talker can take at most 397",
-        ),
-        (GenerateRequest(prompt_token_ids=[1] * 400, speech=False), errors.PromptTooLongError, "thinker"),
-        (GenerateRequest(messages=hello, deadline_s=0), errors.InvalidRequestError, "deadline_s"),
-        (GenerateRequest(messages=hello, deadline_s=float("nan")), errors.InvalidRequestError, "deadline_s"),
-        (GenerateRequest(messages=hello, seed=-1), errors.InvalidRequestError, "seed"),
-        (GenerateRequest(messages=hello, priority=1001), errors.InvalidRequestError, "priority"),
-        (
-            GenerateRequest(messages=hello, chunk_frames=[12], streaming=False),
-            errors.InvalidRequestError,
-            "chunk_frames needs streaming",
-        ),
+    hello, blank = [ChatMessage("user", "Hi")], [ChatMessage("user", " \n")]
+    empty, invalid, long = errors.EmptyPromptError, errors.InvalidRequestError, errors.PromptTooLongError
+    cases: list[tuple[type[Exception], str, dict[str, Any]]] = [
+        (errors.UnknownSpeakerError, "Ethan, Chelsie", {"messages": hello, "speaker": "Nobody"}),
+        (empty, "no text", {}),
+        (empty, "no text", {"messages": blank}),
+        (empty, "no text", {"messages": [ChatMessage("system", " ")]}),
+        (empty, "no text", {"messages": [ChatMessage("system", "x"), *blank]}),
+        (empty, "no tokens", {"prompt_token_ids": []}),
+        (invalid, "must be from 0", {"prompt_token_ids": [10**6]}),
+        (invalid, "must be from 0", {"prompt_token_ids": [-1]}),
+        (invalid, "not both", {"prompt_token_ids": [1], "messages": hello}),
+        (long, "401 tokens, this", {"prompt_token_ids": [1] * 401}),
+        (long, "talker can take at most 397", {"prompt_token_ids": [1] * 398}),
+        (long, "thinker", {"prompt_token_ids": [1] * 400, "speech": False}),
+        (invalid, "deadline_s", {"messages": hello, "deadline_s": 0}),
+        (invalid, "deadline_s", {"messages": hello, "deadline_s": float("nan")}),
+        (invalid, "seed", {"messages": hello, "seed": -1}),
+        (invalid, "priority", {"messages": hello, "priority": 1001}),
+        (invalid, "chunk_frames needs", {"messages": hello, "chunk_frames": [12], "streaming": False}),
     ]
     samplings: list[dict[str, Any]] = [
         {"temperature": -1.0},
@@ -317,29 +306,21 @@ async def test_requests_that_are_wrong(configure: Configure) -> None:
     for values in samplings:
         overrides = SamplingOverrides(**values)
         for field in ("text_sampling", "codec_sampling"):
-            request = GenerateRequest(messages=hello, **{field: overrides})  # type: ignore[arg-type]
-            if field == "codec_sampling":
-                text_only = GenerateRequest(messages=hello, speech=False, codec_sampling=overrides)
-                cases.append((text_only, errors.InvalidRequestError, next(iter(values))))
             # The last of them is found before the thinker's limits are looked at.
             name = f"{field}.{next(iter(values))}" if len(values) == 1 else next(iter(values))
-            cases.append((request, errors.InvalidRequestError, name))
+            cases.append((invalid, name, {"messages": hello, field: overrides}))
+        text_only = {"messages": hello, "speech": False, "codec_sampling": overrides}
+        cases.append((invalid, next(iter(values)), text_only))
     config = configure(max_prompt_tokens=400, max_queued_per_client=4)
     async with bench(config, ready=False) as b, b.client() as client:
         b.stages.max_positions = 400
-        registry = b.process.gateway.registry
-        await until(lambda: registry.max_positions("talker") == registry.max_positions("thinker") == 400)
+        await until(lambda: b.registry.max_positions("talker") == b.registry.max_positions("thinker") == 400)
         await until(lambda: b.process.status().ready)
-        for request, kind, match in cases:
-            with pytest.raises(kind, match=match):
-                await client.chat(request).result()
+        for kind, match, fields in cases:
+            await fails(client.chat(GenerateRequest(**fields)), kind, match)
         # Not even a request: the message cannot be decoded.
         for sizes in ([12, 0], [12] * 1025):
-            await fails(
-                client.chat(GenerateRequest(messages=hello, chunk_frames=sizes)),
-                errors.InvalidRequestError,
-                "chunk_frames",
-            )
+            await fails(client.chat("Hi", chunk_frames=sizes), invalid, "chunk_frames")
         assert b.stages.requests == []
         assert (b.counts["refused"], b.counts["failed"]) == (len(cases), 0)
         client.chat(GenerateRequest(prompt_token_ids=[1] * 397))

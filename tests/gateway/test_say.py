@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 from websockets.asyncio.client import ClientConnection, connect
 
 from omnirelay import (
@@ -36,15 +37,12 @@ from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import (
     MODEL,
     HttpBench,
-    cut,
     events_in,
     http_bench,
     http_gateway,
-    melody,
     speak,
-    speaking,
 )
-from tests.gateway.realtime import HELLO, ask, talking
+from tests.gateway.realtime import add, ask
 from tests.gateway.scripted import CHUNKS, CODES, Script
 from tests.support.terminal import piped, terminal
 
@@ -255,14 +253,18 @@ async def test_what_waits_for_a_line_is_ended_by_ctrl_c(tcp: Bench, tmp_path: Pa
     assert (status, json.loads(told)["code"]) == (1, "invalid_request")
 
 
+def growing(b: HttpBench) -> connect:
+    """A connection for a text that grows."""
+    return connect(f"{b.url.replace('http', 'ws')}/v1/audio/speech/stream")
+
+
 async def events_of(socket: ClientConnection) -> list[Any]:
     """What a client hears until the connection is closed."""
     return [message if isinstance(message, bytes) else json.loads(message) async for message in socket]
 
 
 async def test_a_text_is_spoken_while_it_grows(web: HttpBench) -> None:
-    url = f"{web.url.replace('http', 'ws')}/v1/audio/speech/stream"
-    async with connect(url) as socket:
+    async with growing(web) as socket:
         config = {"type": "session.config", "voice": "Ethan", "response_format": "pcm", "seed": 3}
         await socket.send(json.dumps(config))
         for word in [*SENTENCES[0].split(), "And"]:
@@ -308,7 +310,7 @@ WRONG: list[tuple[list[str], str]] = [
 async def test_what_is_wrong_with_a_growing_text_is_said(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.openai.speech_socket.IDLE_S", 1.0)
     for messages, problem in WRONG:
-        async with connect(f"{web.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
+        async with growing(web) as socket:
             for message in messages:
                 await socket.send(message)
             [event] = await events_of(socket)
@@ -317,7 +319,7 @@ async def test_what_is_wrong_with_a_growing_text_is_said(web: HttpBench, monkeyp
 
 
 async def test_a_client_of_a_growing_text_that_leaves_ends_its_requests(web: HttpBench) -> None:
-    async with connect(f"{web.url.replace('http', 'ws')}/v1/audio/speech/stream") as socket:
+    async with growing(web) as socket:
         for message in ({"type": "session.config"}, {"type": "input.text", "text": LONG}):
             await socket.send(json.dumps(message))
         await web.stages.audio((await web.stages.request(0)).request_id, 0, pcm(0).tobytes())
@@ -409,24 +411,19 @@ async def test_a_system_message_counts_in_the_length_of_the_prompt(configure: Co
         assert len((await b.stages.request(0)).prompt_token_ids) == text_only
 
 
-async def test_system_messages_of_a_realtime_session(web: HttpBench) -> None:
-    async with speaking(web, "Hi!", cut(melody(0.5), [])):
-        async with talking(web) as c:
-            await c.conversation.item.create(item=HELLO)
-            for _ in range(2):
-                await c.recv()
-            await ask(c)
-            await ask(c, instructions="Be brief.")
-            await ask(c, output_modalities=["text"])
-        assert system_messages(web) == [SPEECH_SYSTEM_PROMPT, "Be brief.", TEMPLATES_OWN]
+@pytest.mark.usefixtures("answers")
+async def test_system_messages_of_a_realtime_session(web: HttpBench, c: Connection) -> None:
+    await add(c)
+    for options in ({}, {"instructions": "Be brief."}, {"output_modalities": ["text"]}):
+        await ask(c, **options)
+    assert system_messages(web) == [SPEECH_SYSTEM_PROMPT, "Be brief.", TEMPLATES_OWN]
 
 
-async def test_instructions_alone_are_answered(web: HttpBench) -> None:
+@pytest.mark.usefixtures("answers")
+async def test_instructions_alone_are_answered(web: HttpBench, c: Connection) -> None:
     alone: Any = [{"role": "system", "content": "Greet."}]
-    async with speaking(web, "Hi!", cut(melody(0.5), [])):
-        await web.ai.chat.completions.create(model=MODEL, messages=alone, **SPEECH)
-        async with talking(web) as c:
-            for options in ({}, {"conversation": "none", "input": []}):
-                last = (await ask(c, instructions="Greet.", **options))[-1]
-                assert last.response.status == "completed"
-        assert system_messages(web) == ["Greet."] * 3
+    await web.ai.chat.completions.create(model=MODEL, messages=alone, **SPEECH)
+    for options in ({}, {"conversation": "none", "input": []}):
+        last = (await ask(c, instructions="Greet.", **options))[-1]
+        assert last.response.status == "completed"
+    assert system_messages(web) == ["Greet."] * 3

@@ -1,22 +1,20 @@
 """The start delay in simulated time: long enough that nothing stops later, and hardly longer."""
 
 import asyncio
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
+from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
 from gateway.requests.start_delay import IGNORED_S, AnswerPace, Outlook, SpeechHistory
 from omnirelay import AudioEvent
-from shared.config import Config
 from shared.messages import SAMPLE_RATE
-from tests.gateway.bench import Configure
-from tests.gateway.http_bench import HI, MODEL, HttpBench, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, events_in
+from tests.gateway.realtime import ANSWER, CHUNKS, add, ask, of_type
 
 RATE = 50
 BLOCK = 12
@@ -195,14 +193,8 @@ def test_an_answer_of_one_piece_is_not_delayed() -> None:
     assert Gateway().answer(Machine(text=20, codes=20, synthesis=1.5), 3, 0.3) == (0.0, 0.0)
 
 
-SAID = [np.full(samples, 0.25, np.float32) for samples in (SAMPLE_RATE // 4, SAMPLE_RATE)]
-ANSWER = "How are you today?"
-
-
-@pytest.fixture
-def slow(configure: Configure) -> Config:
-    """A gateway that advises delays."""
-    return configure(http_gateway(max_start_delay_s=5))
+GATEWAY = {"max_start_delay_s": 5}
+"""It advises delays."""
 
 
 def advised_ms(b: HttpBench, end: int = 0) -> int:
@@ -212,81 +204,70 @@ def advised_ms(b: HttpBench, end: int = 0) -> int:
     """
     b.process.gateway._spoken.spoke(2.0)
     seconds = (len(b.encode(ANSWER)) + end) / 4
-    return round(1000 * min(5, 1.1 * (seconds - 0.5)))
+    return round(1000 * min(5, 1.1 * (seconds - 2 * len(CHUNKS[0]) / SAMPLE_RATE)))
 
 
-async def test_the_first_audio_event_says_how_long_to_wait(slow: Config) -> None:
-    async with http_bench(slow) as b, speaking(b, ANSWER, SAID), b.client() as client:
-        expected = advised_ms(b)
-        assert expected > 0
+@pytest.mark.usefixtures("answers")
+async def test_the_first_audio_event_says_how_long_to_wait(web: HttpBench) -> None:
+    expected = advised_ms(web)
+    assert expected > 0
+    async with web.client() as client:
         events = [event async for event in client.chat("Hi")]
         delays = [event.start_delay_ms for event in events if isinstance(event, AudioEvent)]
-        assert delays == [expected, 0]
+        assert delays == [expected, *[0] * (len(CHUNKS) - 1)]
         whole = [event async for event in client.chat("Hi", streaming=False)]
-        assert not any(event.start_delay_ms for event in whole if isinstance(event, AudioEvent))
-        assert await b.metric("omnirelay_start_delay_seconds_count") == 1
-        total = await b.metric("omnirelay_start_delay_seconds_sum")
-        assert total == pytest.approx(expected / 1000, abs=1e-3)
+    assert not any(event.start_delay_ms for event in whole if isinstance(event, AudioEvent))
+    assert await web.metric("omnirelay_start_delay_seconds_count") == 1
+    total = await web.metric("omnirelay_start_delay_seconds_sum")
+    assert total == pytest.approx(expected / 1000, abs=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("path", "fields"),
-    [
-        ("chat/completions", {"messages": HI, "modalities": ["text", "audio"], "audio": {"format": "opus"}}),
-        ("audio/speech", {"input": ANSWER, "response_format": "pcm", "stream_format": "sse"}),
-    ],
-)
-async def test_streams_have_it_in_their_first_audio(slow: Config, path: str, fields: dict[str, Any]) -> None:
-    async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
-        expected = advised_ms(b, end="input" in fields)
-        asked = {"model": MODEL, **fields, **({"stream": True} if "messages" in fields else {})}
-        answer = await b.http.post(f"/v1/{path}", json=asked)
-        events = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: {")]
-        if path == "chat/completions":
-            audios = [each["choices"][0]["delta"].get("audio", {}) for each in events]
-        else:
-            audios = [{**each, "data": each["audio"]} for each in events if "audio" in each]
-        delays = [each.get("start_delay_ms") for each in audios if "data" in each]
-        assert delays == [expected, *[None] * (len(delays) - 1)]
-        assert len(delays) > 1
+@pytest.mark.usefixtures("answers")
+async def test_a_stream_of_an_answer_has_it_in_its_first_audio(web: HttpBench) -> None:
+    expected = advised_ms(web)
+    answer = await web.post(modalities=["text", "audio"], audio={"format": "opus"}, stream=True)
+    told = [each["choices"][0]["delta"].get("audio", {}) for each in events_in(answer.text)[:-1]]
+    check_delays([each for each in told if "data" in each], expected)
 
 
-async def test_a_file_has_it_in_a_header(slow: Config) -> None:
+@pytest.mark.usefixtures("answers")
+async def test_a_stream_of_speech_has_it_in_its_first_audio(web: HttpBench) -> None:
+    expected = advised_ms(web, end=1)
+    speech = {"model": MODEL, "input": ANSWER, "response_format": "pcm", "stream_format": "sse"}
+    answer = await web.http.post("/v1/audio/speech", json=speech)
+    check_delays([each for each in events_in(answer.text) if "audio" in each], expected)
+
+
+def check_delays(audio: list[Any], expected: int) -> None:
+    assert len(audio) > 1
+    assert [each.get("start_delay_ms") for each in audio] == [expected, *[None] * (len(audio) - 1)]
+
+
+@pytest.mark.usefixtures("answers")
+async def test_a_file_has_it_in_a_header(web: HttpBench) -> None:
     speech = {"model": MODEL, "input": ANSWER, "response_format": "wav"}
-    async with http_bench(slow) as b, speaking(b, ANSWER, SAID):
-        expected = advised_ms(b, end=1)
-        for delay_ms in (expected, 0):
-            answer = await b.http.post("/v1/audio/speech", json=speech)
-            assert answer.headers["X-Start-Delay-Ms"] == str(delay_ms)
-            # The next one is after answers that were fast.
-            for _ in range(3):
-                b.process.gateway._spoken.spoke(0.5)
+    for delay_ms in (advised_ms(web, end=1), 0):
+        answer = await web.http.post("/v1/audio/speech", json=speech)
+        assert answer.headers["X-Start-Delay-Ms"] == str(delay_ms)
+        # The next one is after answers that were fast.
+        for _ in range(3):
+            web.process.gateway._spoken.spoke(0.5)
 
 
-async def test_a_failure_before_the_first_audio_of_a_file_has_its_own_status(slow: Config) -> None:
-    async with http_bench(slow) as b:
-        speech = {"model": MODEL, "input": "Hi", "response_format": "wav"}
-        asking = asyncio.create_task(b.http.post("/v1/audio/speech", json=speech))
-        request = await b.stages.request(0)
-        await b.stages.text(request.request_id, 0, b.encode(ANSWER))
-        await b.stages.fail(request.request_id, "talker", "stage_failed", "broken")
-        assert (await asking).status_code == 500
+async def test_a_failure_before_the_first_audio_of_a_file_has_its_own_status(web: HttpBench) -> None:
+    speech = {"model": MODEL, "input": "Hi", "response_format": "wav"}
+    asking = asyncio.create_task(web.http.post("/v1/audio/speech", json=speech))
+    request = await web.stages.request(0)
+    await web.stages.text(request.request_id, 0, web.encode(ANSWER))
+    await web.stages.fail(request.request_id, "talker", "stage_failed", "broken")
+    assert (await asking).status_code == 500
 
 
-async def test_a_realtime_session_is_told_with_the_first_audio(slow: Config) -> None:
-    async with (
-        http_bench(slow) as b,
-        speaking(b, ANSWER, SAID),
-        b.ai.realtime.connect(model=MODEL) as session,
-    ):
-        expected = advised_ms(b)
-        item: Any = {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}
-        await session.conversation.item.create(item=item)
-        await session.response.create()
-        events: list[Any] = []
-        while not events or events[-1].type != "response.done":
-            events.append(await session.recv())
-        deltas = [event for event in events if event.type == "response.output_audio.delta"]
-        assert deltas[0].start_delay_ms == expected
-        assert all("start_delay_ms" not in delta.model_fields_set for delta in deltas[1:])
-        assert len(deltas) > 1
+@pytest.mark.usefixtures("answers")
+async def test_a_realtime_session_is_told_with_the_first_audio(web: HttpBench, c: Connection) -> None:
+    expected = advised_ms(web)
+    await add(c)
+    first, *others = of_type(await ask(c), "response.output_audio.delta")
+    assert first.start_delay_ms == expected
+    assert others
+    assert all("start_delay_ms" not in each.model_fields_set for each in others)

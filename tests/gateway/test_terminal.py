@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from omnirelay.cli import progress
-from omnirelay.cli.main import main
 from omnirelay.cli.output import say
 from omnirelay.cli.progress import ERASE, ProgressLine
 from omnirelay.events import ErrorEvent
@@ -219,9 +218,3 @@ async def test_a_large_file_on_its_way(tmp_path: Path) -> None:
             assert "sending" not in told.rpartition(ERASE)[2]
             assert await shown.ended() == 1
     assert read[0] > 40 * 2**20
-
-
-def test_an_unknown_shell_is_wrong_usage() -> None:
-    with pytest.raises(SystemExit) as raised:
-        main(["completion", "tcsh"])
-    assert raised.value.code == 2

@@ -10,7 +10,7 @@ import pytest
 
 from omnirelay import GenerateRequest, errors
 from shared.messages import ThinkRequest
-from tests.gateway.bench import Bench, Configure, Log, Patch, bench, fails, run
+from tests.gateway.bench import Bench, Configure, Log, Patch, bench, fails
 from tests.gateway.http_bench import HI, HttpBench, http_bench, http_gateway
 from tests.support.otlp import Collector, Span, Trace, wait_for_senders
 
@@ -27,11 +27,18 @@ def _soon_and_to_the_end(monkeypatch: Patch) -> Iterator[None]:
 
 @asynccontextmanager
 async def traced(
-    configure: Configure, ratio: float = 1.0, gateway: dict[str, Any] | None = None, **how: Any
+    configure: Configure,
+    answer: str | None = "yes",
+    ratio: float = 1.0,
+    gateway: dict[str, Any] | None = None,
+    **how: Any,
 ) -> AsyncIterator[tuple[HttpBench, Collector]]:
+    """A gateway that tells a collector of requests, and stages that give all of them the same answer."""
     with Collector() as collector:
         tracing = {"endpoint": collector.url, "sample_ratio": ratio}
         async with http_bench(configure(http_gateway(**gateway or {}), tracing=tracing, **how)) as b:
+            if answer is not None:
+                b.stages.serve(b.encode(answer))
             yield b, collector
 
 
@@ -52,8 +59,7 @@ async def root_with(collector: Collector, outcome: str) -> Span:
 async def test_a_request_from_its_begin_to_its_end(configure: Configure, caplog: Log) -> None:
     caplog.set_level("INFO")
     before = time.time_ns()
-    async with traced(configure) as (b, collector), b.client() as client:
-        b.stages.serve(b.encode("an answer"))
+    async with traced(configure, "an answer") as (b, collector), b.client() as client:
         done = (await client.chat("A secret!", seed=7).result()).done
         trace = await trace_of(collector, done.request_id)
         root = trace.root
@@ -101,7 +107,6 @@ async def test_a_request_from_its_begin_to_its_end(configure: Configure, caplog:
 @pytest.mark.parametrize("path", ["chat/completions", "audio/speech"])
 async def test_the_header_of_an_http_client_is_gone_on_from(configure: Configure, path: str) -> None:
     async with traced(configure) as (b, collector):
-        b.stages.serve(b.encode("yes"))
         body: dict[str, Any] = {"model": "omnirelay", "messages": HI}
         if path == "audio/speech":
             body = {"model": "omnirelay", "input": "Hi", "response_format": "wav"}
@@ -114,7 +119,6 @@ async def test_the_header_of_an_http_client_is_gone_on_from(configure: Configure
 @pytest.mark.parametrize("headers", [[], ["nonsense"], ["0" * 20_000], [PARENT, PARENT]])
 async def test_another_header_begins_a_trace(configure: Configure, headers: list[str]) -> None:
     async with traced(configure) as (b, collector):
-        b.stages.serve(b.encode("yes"))
         body = {"model": "omnirelay", "messages": HI}
         sent = [("traceparent", header) for header in headers]
         answer = await b.http.post("/v1/chat/completions", json=body, headers=sent)
@@ -126,7 +130,6 @@ async def test_another_header_begins_a_trace(configure: Configure, headers: list
 
 async def test_a_tcp_client_says_it_in_the_request(configure: Configure) -> None:
     async with traced(configure) as (b, collector), b.client() as client:
-        b.stages.serve(b.encode("yes"))
         for given, trace_id in ((PARENT, TRACE), ("\N{SNOWMAN}" * 10_000, None)):
             done = (await client.chat("Hi", speech=False, traceparent=given).result()).done
             root = (await trace_of(collector, done.request_id)).root
@@ -137,7 +140,6 @@ async def test_a_tcp_client_says_it_in_the_request(configure: Configure) -> None
 
 async def test_requests_at_once_have_a_trace_each(configure: Configure) -> None:
     async with traced(configure) as (b, collector), b.client() as client:
-        b.stages.serve(b.encode("yes"))
         answers = await asyncio.gather(*(client.chat(f"Hi {n}").result() for n in range(12)))
         traces = [await trace_of(collector, answer.done.request_id) for answer in answers]
         assert len({trace.root.trace_id for trace in traces}) == 12
@@ -165,7 +167,7 @@ async def _restarts_a_stage(b: Bench, request: ThinkRequest) -> None:
 async def test_errors_are_codes(
     configure: Configure, trouble: Any, outcome: str, code: str, told: str
 ) -> None:
-    async with traced(configure) as (b, collector), b.client() as client:
+    async with traced(configure, None) as (b, collector), b.client() as client:
         answer = client.chat("a secret")
         await trouble(b, await b.stages.request(0))
         await fails(answer, errors.RequestError, told)
@@ -175,7 +177,10 @@ async def test_errors_are_codes(
 
 
 async def test_a_request_that_is_begun_anew_is_one_trace(configure: Configure) -> None:
-    async with traced(configure, gateway={"resume_attempts": 1}) as (b, collector), b.client() as client:
+    async with (
+        traced(configure, None, gateway={"resume_attempts": 1}) as (b, collector),
+        b.client() as client,
+    ):
         answer = client.chat("Hi")
         first = await b.stages.request(0)
         b.stages.restart("talker")
@@ -188,7 +193,7 @@ async def test_a_request_that_is_begun_anew_is_one_trace(configure: Configure) -
 
 
 async def test_requests_that_are_given_up(configure: Configure) -> None:
-    async with traced(configure, max_active=1) as (b, collector), b.client() as client:
+    async with traced(configure, None, max_active=1) as (b, collector), b.client() as client:
         cancelled = client.chat("Hi")
         await b.stages.request(0)
         waiting = client.chat("Hi", deadline_s=0.5)
@@ -216,7 +221,6 @@ async def test_a_request_that_is_not_taken(configure: Configure, caplog: Log) ->
 
 async def test_only_the_share_that_is_wanted_is_told(configure: Configure) -> None:
     async with traced(configure, ratio=0.0) as (b, collector), b.client() as client:
-        b.stages.serve(b.encode("yes"))
         await client.chat("Hi").result()
         done = (await client.chat("Hi", traceparent=PARENT).result()).done
         await trace_of(collector, done.request_id)
@@ -232,15 +236,10 @@ async def test_without_an_endpoint_a_header_leads_nowhere(web: HttpBench) -> Non
     assert [request.traceparent for request in web.stages.requests] == [None]
 
 
-def test_what_ends_with_the_gateway_is_told_still(configure: Configure, monkeypatch: Patch) -> None:
+async def test_what_ends_with_the_gateway_is_told_still(configure: Configure, monkeypatch: Patch) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "600000")
-
-    async def scenario(collector: Collector) -> None:
-        config = configure(tracing={"endpoint": collector.url})
-        async with bench(config) as b, b.client() as client:
+    with Collector() as collector:
+        async with bench(configure(tracing={"endpoint": collector.url})) as b, b.client() as client:
             client.chat("Hi")
             await b.stages.request(0)
         assert await root_with(collector, "cancelled")
-
-    with Collector() as collector:
-        run(scenario(collector))

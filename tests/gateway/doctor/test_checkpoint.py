@@ -189,59 +189,51 @@ if os.geteuid() == 0:
     os.setgroups([])
     os.setgid(65534)
     os.setuid(65534)
-config = Config(model=sys.argv[1])
-_, (finding,) = checkpoint.examine(config)
-try:
-    require_family(resolve_model(config))
-    told = None
-except CheckpointAccessError as error:
-    told = str(error)
-print(json.dumps([finding.level, finding.what, finding.advice, told]))
+for model in sys.argv[1:]:
+    config = Config(model=model)
+    _, (finding,) = checkpoint.examine(config)
+    try:
+        require_family(resolve_model(config))
+        told = None
+    except CheckpointAccessError as error:
+        told = str(error)
+    print(json.dumps([finding.level, finding.what, finding.advice, told]))
 """
+CLOSED = {
+    FIRST: f"may not read {FIRST} in ",
+    "tokenizer.json": "may not read tokenizer.json in ",
+    "spk_dict.pt": "may not read spk_dict.pt in ",
+    ".": "may not read the directory itself in ",
+    "..": "may not read model in ",
+}
+"""What another user is told where this may not be read."""
 
 
-@pytest.mark.parametrize(
-    ("name", "told"),
-    [
-        (FIRST, f"may not read {FIRST} in "),
-        ("tokenizer.json", "may not read tokenizer.json in "),
-        ("spk_dict.pt", "may not read spk_dict.pt in "),
-        (".", "may not read the directory itself in "),
-        ("..", "may not read model in "),
-        (None, None),
-    ],
-)
-def test_files_of_another_user_are_not_called_missing_or_damaged(name: str | None, told: str | None) -> None:
+def test_files_of_another_user_are_not_called_missing_or_damaged() -> None:
     """Really as another user, if the tests are root."""
     # Not in a folder of pytest's, which only its owner may enter.
-    outside = Path(tempfile.mkdtemp())
-    try:
-        outside.chmod(0o755)
-        directory = write_model(outside / "model")
-        for path in (directory, *directory.iterdir()):
-            path.chmod(0o755)
-        if name is not None:
+    with tempfile.TemporaryDirectory() as outside:
+        Path(outside).chmod(0o755)
+        readable, *closed = (Path(outside, str(number), "model") for number in range(1 + len(CLOSED)))
+        for directory in (readable, *closed):
+            write_model(directory)
+            for path in (directory.parent, directory, *directory.iterdir()):
+                path.chmod(0o755)
+        for directory, name in zip(closed, CLOSED, strict=True):
             (directory / name).resolve().chmod(0)
-        done = subprocess.run(
-            [sys.executable, "-c", AS_NOBODY, str(directory)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
-    finally:
-        for path in (outside, outside / "model"):
-            path.chmod(0o755)
-        shutil.rmtree(outside)
+        command = [sys.executable, "-c", AS_NOBODY, str(readable), *map(str, closed)]
+        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+        for directory in closed:
+            directory.parent.chmod(0o755)
+            directory.chmod(0o755)
     assert done.returncode == 0, done.stderr
-    level, what, advice, raised = json.loads(done.stdout)
-    if told is None:
-        assert (level, raised) == ("ok", None)
-        return
-    assert level == "problem"
-    assert told in what
-    assert "download" not in advice
-    assert told in raised
+    (level, _, _, raised), *others = map(json.loads, done.stdout.splitlines())
+    assert (level, raised) == ("ok", None)
+    for (level, what, advice, raised), told in zip(others, CLOSED.values(), strict=True):
+        assert level == "problem"
+        assert told in what
+        assert "download" not in advice
+        assert told in raised
 
 
 PLACE = Path(".cache/omnirelay/speaking")

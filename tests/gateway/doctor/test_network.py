@@ -17,7 +17,7 @@ from ops.doctor.finding import Finding
 from shared.config import Config
 from shared.messages import ROLES, STAGES
 from shared.transport.keys import make_keys, public_file, secret_file
-from tests.gateway.bench import Configure, Patch, bench, make_config
+from tests.gateway.bench import Configure, Patch, bench
 from tests.gateway.checkpoint_dir import levels, only
 from tests.support.ports import free_ports
 from tests.support.stack import merge
@@ -130,8 +130,8 @@ def test_equal_addresses(one: str, other: str) -> None:
     only(found, "problem", "gateway.events, stages.thinker.inbox are the same address")
 
 
-def test_an_open_port_collides_with_the_same_one_of_the_loopback(checkpoint_dir: Path) -> None:
-    config = make_config(checkpoint_dir, {"http": "tcp://0.0.0.0:5999", "control": "tcp://127.0.0.1:5999"})
+def test_an_open_port_collides_with_the_same_one_of_the_loopback() -> None:
+    config = configured(http="tcp://0.0.0.0:5999", control="tcp://127.0.0.1:5999")
     only(network.check_addresses(config), "problem")
 
 
