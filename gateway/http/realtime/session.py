@@ -13,17 +13,14 @@ from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import convert_given
 from gateway.http.realtime import events
-from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.audio import HEADER_BYTES, Playback, milliseconds
+from gateway.http.realtime.conversation import EarlyPrompt, RealtimeConversation
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.input.buffers import InputAudio, InputVideo
-from gateway.http.realtime.input.early import EarlyPrompt
-from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
+from gateway.http.realtime.input_buffers import InputAudio, InputVideo
 from gateway.http.realtime.items import (
-    HEADER_BYTES,
     Item,
     Recorded,
     messages_of,
-    milliseconds,
     new_item_id,
     new_session_id,
     read_item,
@@ -38,9 +35,8 @@ from gateway.http.realtime.settings import (
     shown_warnings,
     split,
 )
-from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
-from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.rules import SemanticVad
+from gateway.http.realtime.transcription import Transcriber, TranscriptionRules, transcription_of
+from gateway.http.realtime.turn_detection import SemanticVad, Turn, TurnListener, VoicePool
 from omnirelay.content import AudioPart, ChatMessage, ContentPart
 from omnirelay.errors import (
     EmptyAudioError,

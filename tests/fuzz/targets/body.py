@@ -20,7 +20,7 @@ from gateway.http.realtime.events import Transport
 from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
-from gateway.http.realtime.turns.listener import VoicePool
+from gateway.http.realtime.turn_detection import VoicePool
 from omnirelay.content import TextPart, parts_of
 from omnirelay.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
 from omnirelay.protocol import GenerateRequest

@@ -14,8 +14,8 @@ from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame, AudioResampler
 
 from gateway.http.connection import ClientGoneError
+from gateway.http.realtime.audio import BYTES_PER_S, milliseconds
 from gateway.http.realtime.events import AppendAudio, Played, Transport
-from gateway.http.realtime.items import BYTES_PER_S, milliseconds
 from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.webrtc.peer import Peer

@@ -16,8 +16,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gateway.fairness.thread import FairThread
-from gateway.http.realtime.turns.silero import RATE, Floats
-from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_MS, Resampler, floats
+from gateway.http.voice.resampling import TO_16_KHZ, Floats, Resampler
+from gateway.http.voice.vad import RATE, WINDOW_BYTES, WINDOW_MS, floats
 from gateway.requests.metrics import EndVerdict
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config.gateway import AUTO
@@ -187,7 +187,7 @@ class EndDetector:
 
     async def _work(self, pcm: bytes, client: str) -> float:
         probability, seconds = await self._thread.timed(
-            client, lambda: self._network(Resampler().resampled(floats(pcm)))
+            client, lambda: self._network(Resampler(TO_16_KHZ).push(floats(pcm)))
         )
         self._spent(seconds)
         return probability
