@@ -284,7 +284,7 @@ class LiveSession:
             await begins()
         while True:
             try:
-                message = await received(socket, IDLE_S, lambda: self.session.answering)
+                message = await received(socket.receive, IDLE_S, lambda: self.session.answering)
             except TimeoutError:
                 log.info("closing %s: no event for %.0f s", self.session.id, IDLE_S)
                 await socket.close(NORMAL, "idle")
