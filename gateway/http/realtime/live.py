@@ -17,11 +17,9 @@ from starlette.websockets import WebSocket
 
 from gateway.access.account import Principal
 from gateway.fairness.quota import Hold
-from gateway.http.body import size_of
 from gateway.http.connection import NORMAL, ClientGoneError, close, received, send
 from gateway.http.realtime.session import Session
-from omnirelay.errors import InvalidRequestError, OmniRelayError, SessionNotResumedError
-from omnirelay.protocol import PIECE_BYTES
+from omnirelay.errors import SessionNotResumedError
 
 
 class Outbox:
@@ -127,27 +125,6 @@ RESUME_HEADER: Final = "omnirelay-resume-secret"
 RESUME_SUBPROTOCOL: Final = "omnirelay-resume-secret."
 """Prefix of a WebSocket subprotocol that carries a secret: browsers cannot set headers of a WebSocket."""
 log = logging.getLogger(__name__)
-
-
-async def receive(text: str | None, session: Session) -> None:
-    """Process a client's message, which is none if it was not text; its errors are sent back.
-
-    Raises:
-        ClientGoneError: The client disconnected.
-    """
-    event_id, hold = None, session.hold()
-    try:
-        if text is None:
-            raise InvalidRequestError("events must be text messages, not binary ones")
-        hold.grow(size_of(text) if len(text) > PIECE_BYTES else 0)
-        event_id, event = await session.read(text)
-        if isinstance(event, InvalidRequestError):
-            raise event
-        await session.handle(event)
-    except OmniRelayError as error:
-        await session.tell(error, event_id)
-    finally:
-        hold.release()
 
 
 def secret_of(connection: HTTPConnection) -> str:
@@ -296,4 +273,4 @@ class LiveSession:
                 if taken.is_set():
                     return False
                 self._received += 1
-                await receive(message.get("text"), self.session)
+                await self.session.receive(message.get("text"))

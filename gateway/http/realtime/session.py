@@ -7,8 +7,7 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
-from gateway.fairness.quota import Hold
-from gateway.http.body import parsed
+from gateway.http.body import parsed, size_of
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import convert_given
@@ -49,7 +48,7 @@ from omnirelay.errors import (
     TruncatedItemError,
     UnsupportedError,
 )
-from omnirelay.protocol import GenerateRequest
+from omnirelay.protocol import PIECE_BYTES, GenerateRequest
 from shared.config import MediaConfig
 
 IDLE_UNIT_S: Final = 0.001
@@ -114,6 +113,27 @@ class Session:
         """Send ``session.created``, with further fields."""
         await self._send("session.created", {**self._shown(), **(told or {})})
 
+    async def receive(self, text: str | None) -> None:
+        """Process a client's message, which is none if it was not text; its errors are sent back.
+
+        Raises:
+            ClientGoneError: The client disconnected.
+        """
+        context, share = self._context, self._account.share
+        event_id, hold = None, context.gateway.held.of(share)
+        try:
+            if text is None:
+                raise InvalidRequestError("events must be text messages, not binary ones")
+            hold.grow(size_of(text) if len(text) > PIECE_BYTES else 0)
+            event_id, event = await parsed(context, share, events.read_event, text)
+            if isinstance(event, InvalidRequestError):
+                raise event
+            await self.handle(event)
+        except OmniRelayError as error:
+            await self.tell(error, event_id)
+        finally:
+            hold.release()
+
     async def handle(self, event: events.ClientEvent) -> None:
         """Process an event.
 
@@ -157,14 +177,6 @@ class Session:
                 await self._send("session.updated", {**self._shown(), "warnings": shown_warnings(warnings)})
             case _:
                 await self._edit(event)
-
-    async def read(self, text: str) -> tuple[str | None, events.ClientEvent | InvalidRequestError]:
-        """As :func:`gateway.http.realtime.events.read_event`."""
-        return await parsed(self._context, self._account.share, events.read_event, text)
-
-    def hold(self) -> Hold:
-        """Nothing yet, of the client's memory."""
-        return self._context.gateway.held.of(self._account.share)
 
     async def tell(self, error: OmniRelayError, event_id: str | None) -> None:
         """Send an error; the session goes on."""

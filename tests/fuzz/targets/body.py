@@ -17,7 +17,6 @@ from gateway.http.openai import strings
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import read_speech
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
 from gateway.http.realtime.turn_detection import VoicePool
@@ -137,7 +136,7 @@ async def _converse(lines: list[bytes]) -> None:
     async with asyncio.timeout(60):
         await session.begin()
         for line in lines[:16]:
-            await receive(line.decode("utf-8", "replace"), session)
+            await session.receive(line.decode("utf-8", "replace"))
         await session.close()
     assert INTERNAL not in intake.metrics.codes
     assert not intake.held.total

@@ -16,7 +16,6 @@ from av import AudioFrame, AudioResampler
 from gateway.http.connection import ClientGoneError, received
 from gateway.http.realtime.audio import BYTES_PER_S, milliseconds
 from gateway.http.realtime.events import AppendAudio, Played, Transport
-from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.webrtc.peer import Peer
 from gateway.requests.metrics import CallEnd
@@ -284,7 +283,7 @@ class Call:
             except TimeoutError:
                 log.info("%s ends: no event for %.0f s", self.id, IDLE_S)
                 return
-            await receive(text, session)
+            await session.receive(text)
 
     async def _expire(self) -> None:
         await asyncio.sleep(self._longest_s)

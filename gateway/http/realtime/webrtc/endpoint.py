@@ -14,7 +14,7 @@ from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.context import HttpContext
 from gateway.http.multipart import TYPE, read_form
-from gateway.http.realtime.endpoint import RETRY_MS, Sessions, first_settings
+from gateway.http.realtime.endpoint import RETRY_MS, RealtimeApi, first_settings
 from gateway.http.realtime.settings import changed_settings, refuse
 from gateway.http.realtime.webrtc.call import Call, CallTransport
 from gateway.http.realtime.webrtc.peer import Peer, read_offer
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class CallsApi:
     """The endpoints."""
 
-    def __init__(self, context: HttpContext, sessions: Sessions) -> None:
+    def __init__(self, context: HttpContext, sessions: RealtimeApi) -> None:
         self._context = context
         self._sessions = sessions
         self._quota = Quota(context.config.gateway.webrtc.max_calls)
