@@ -9,8 +9,8 @@ from typing import Any, Final
 
 from gateway.access.account import ClientAccount
 from gateway.fairness.quota import Hold
-from gateway.http.realtime.audio import BYTES_PER_S
-from gateway.http.realtime.items import Item, media_kinds, messages_of
+from gateway.http.realtime.audio import BYTES_PER_S, Format
+from gateway.http.realtime.items import Item, media_kinds, messages_of, read_item
 from gateway.manager import Gateway
 from omnirelay.content import ChatMessage
 from omnirelay.errors import DeletedItemError, DuplicateItemError, InvalidRequestError, MediaTooLargeError
@@ -106,6 +106,20 @@ class RealtimeConversation:
     def messages(self) -> list[ChatMessage]:
         """Return the items as messages; those without content are left out."""
         return messages_of(self._items)
+
+    async def read(self, items: list[dict[str, Any]], audio_format: Format) -> list[ChatMessage]:
+        """Return a response's own input as messages: items of a client, or references to those here.
+
+        Raises:
+            InvalidRequestError: One is invalid, or its reference unknown.
+        """
+        read = []
+        for at, values in enumerate(items):
+            if values.get("type") == "item_reference":
+                read.append(self.get(str(values.get("id"))))
+            else:
+                read.append(await asyncio.to_thread(read_item, values, f"response.input[{at}]", audio_format))
+        return messages_of(read)
 
     def clear(self) -> None:
         """Delete all items."""

@@ -19,7 +19,6 @@ from gateway.http.realtime.input_buffers import InputAudio, InputVideo
 from gateway.http.realtime.items import (
     Item,
     Recorded,
-    messages_of,
     new_item_id,
     new_session_id,
     read_item,
@@ -49,7 +48,6 @@ from omnirelay.errors import (
     UnsupportedError,
 )
 from omnirelay.protocol import PIECE_BYTES, GenerateRequest
-from shared.config import MediaConfig
 
 IDLE_UNIT_S: Final = 0.001
 """Of ``idle_timeout_ms``; shorter in tests."""
@@ -82,7 +80,7 @@ class Session:
 
     def __post_init__(self) -> None:
         gateway, account = self._context.gateway, self._account
-        media, share = _media_of(account, self._context.config.media), account.share
+        media, share = account.client.media(self._context.config.media), account.share
         self._send = self._transport.send
         self._conversation = RealtimeConversation(media, gateway.held.of(share))
         self._audio = InputAudio(media, gateway.held.of(share))
@@ -391,7 +389,9 @@ class Session:
         settings = await self._changed(changes, "response", refuse)
         # Refused before anything is interrupted.
         await settings.forced_call(self._context, self._account.share)
-        given = None if options.input is None else await self._given(options.input)
+        given = None
+        if options.input is not None:
+            given = await self._conversation.read(options.input, self._settings.input_format)
         self._idle.stop()
         await self._responses.interrupt()
         await self._make_room()
@@ -413,18 +413,6 @@ class Session:
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
             self._idle.start(self._playback.heard_until, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
-
-    async def _given(self, items: list[dict[str, Any]]) -> list[ChatMessage]:
-        """Convert items that replace the conversation."""
-        given = []
-        for at, values in enumerate(items):
-            if values.get("type") == "item_reference":
-                item = self._conversation.get(str(values.get("id")))
-            else:
-                where, audio_format = f"response.input[{at}]", self._settings.input_format
-                item = await asyncio.to_thread(read_item, values, where, audio_format)
-            given.append(item)
-        return messages_of(given)
 
     def _prompt(self) -> GenerateRequest:
         """Return what a response would ask now."""
@@ -464,10 +452,3 @@ class Session:
         if not isinstance(self._settings.turns, SemanticVad):
             return shown
         return {**shown, "end_of_turn": "silence" if self._voices.end is None else "model"}
-
-
-def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:
-    """Return the media limits of a client."""
-    most_bytes = account.client.most_bytes
-    bounds = {name: most_bytes(getattr(media, name)) for name in ("max_item_bytes", "max_request_bytes")}
-    return media.model_copy(update=bounds)
