@@ -82,8 +82,11 @@ class ServerTls(Collector):
 
     def collect(self) -> Iterator[Metric]:
         """The expiry metric."""
-        name = "omnirelay_tls_certificate_expiry_timestamp_seconds"
-        yield gauge(name, "Expiry of the TLS certificate, as Unix time.", [({}, self.certificate.expires)])
+        yield gauge(
+            "omnirelay_tls_certificate_expiry_timestamp_seconds",
+            "Expiry of the TLS certificate, as Unix time.",
+            [({}, self.certificate.expires)],
+        )
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = self.certificate.context
