@@ -7,7 +7,7 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from gateway.fairness.rate_limit import TokenBucket
+from gateway.fairness.quota import TokenBucket
 from omnirelay.errors import BusyError, SlowClientError, UnauthenticatedError
 from omnirelay.protocol import GenerateRequest
 from shared.config import MediaConfig

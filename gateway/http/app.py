@@ -16,9 +16,17 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import http_response, response_of
-from gateway.http.guards.guard import AccessLog, Guard, PlainPaths
-from gateway.http.guards.keys import check_forwarded, check_key
-from gateway.http.guards.origins import allowed_hosts, check_host, check_origin, is_local
+from gateway.http.guards import (
+    AccessLog,
+    Guard,
+    PlainPaths,
+    allowed_hosts,
+    check_forwarded,
+    check_host,
+    check_key,
+    check_origin,
+    is_local,
+)
 from gateway.http.openai.chat import ChatApi
 from gateway.http.openai.completions import CompletionsApi
 from gateway.http.openai.models import ModelsApi

@@ -17,7 +17,7 @@ from starlette.routing import BaseRoute, Route, WebSocketRoute
 
 from gateway.http.encoding.encoders import CONTENT_TYPES
 from gateway.http.errors import JSON, json_response
-from gateway.http.guards.keys import is_open
+from gateway.http.guards import is_open
 from gateway.http.openai.chat_request import ChatFields
 from gateway.http.openai.completions import OF_CHATS
 from gateway.http.openai.messages import Message

@@ -19,7 +19,7 @@ from gateway.http.context import Api, HttpContext
 from gateway.http.encoding.encoders import AudioFormat, EncodedAudio
 from gateway.http.errors import body_of
 from gateway.http.fields import convert, read_fields
-from gateway.http.guards.keys import client_of
+from gateway.http.guards import client_of
 from gateway.http.openai.speech import MAX_CHARACTERS, VoiceFields, read_aloud
 from omnirelay.errors import InvalidRequestError, OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent

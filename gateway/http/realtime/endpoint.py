@@ -20,7 +20,7 @@ from gateway.http.connection import ClientGoneError
 from gateway.http.context import Api, HttpContext
 from gateway.http.errors import json_response, response_of
 from gateway.http.fields import convert_given
-from gateway.http.guards.keys import client_of, ephemeral_of
+from gateway.http.guards import client_of, ephemeral_of
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.items import new_session_id
 from gateway.http.realtime.live import LiveSession, Outbox, secret_of

@@ -11,7 +11,7 @@ from typing import Annotated, ClassVar, Final, Literal, NamedTuple
 import msgspec
 from msgspec import Meta
 
-from gateway.fairness.rate_limit import TokenBucket
+from gateway.fairness.quota import TokenBucket
 from gateway.fairness.thread import FairThread
 from gateway.http.realtime.audio import BYTES_PER_S, Playback, milliseconds
 from gateway.http.realtime.input_buffers import InputAudio

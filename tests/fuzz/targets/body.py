@@ -11,8 +11,7 @@ from starlette.requests import Request
 
 from gateway.access.account import Principal
 from gateway.http.body import read_body
-from gateway.http.guards.guard import REQUEST_ID
-from gateway.http.guards.keys import CLIENT
+from gateway.http.guards import CLIENT, REQUEST_ID
 from gateway.http.openai import strings
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import read_speech
