@@ -23,10 +23,10 @@ from gateway.http.fields import convert_given
 from gateway.http.guards import client_of, ephemeral_of
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.items import new_session_id
-from gateway.http.realtime.live import LiveSession, Outbox, secret_of
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
 from gateway.http.realtime.turn_detection import VoicePool
+from gateway.http.realtime.websocket import LiveSession, Outbox, secret_of
 from gateway.http.voice.smart_turn import EndDetector, SmartTurn
 from gateway.requests.metrics import Connection
 from omnirelay.errors import (
