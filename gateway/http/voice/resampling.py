@@ -16,7 +16,11 @@ MARGIN: Final = 2 * _REACH
 
 
 def _low_pass(reach: int, cutoff: float, size: int, centre: float) -> Floats:
-    """Return a filter of so many taps; ``cutoff`` is a part of half the rate."""
+    """Return a filter of ``size`` taps, of which ``reach`` to both sides of the centre count.
+
+    Args:
+        cutoff: A part of half the rate of what comes in.
+    """
     time = np.arange(size) - centre
     window = np.cos(np.clip(np.pi * time / (2 * reach + 2), -np.pi / 2, np.pi / 2)) ** 2
     taps = np.sinc(cutoff * time) * window
@@ -35,7 +39,7 @@ def _blocks(taps: Floats, step: int) -> Floats:
     return matrix.reshape(2, step * BLOCK, -1)
 
 
-def _down_by_half() -> Floats:
+def _three_to_two() -> Floats:
     """Return the filters of the two samples that three become, ``[taps, 2]``; the last tap is the newest."""
     reach, size = 15, 3 * BLOCK + 3
     centres = (size - reach - 3, size - reach - 1.5)
@@ -43,12 +47,10 @@ def _down_by_half() -> Floats:
 
 
 _DOWN: Final = _low_pass(_REACH, 0.9 / FACTOR, 2 * _REACH + 1, _REACH)
-_UP: Final = FACTOR * np.append(
-    _low_pass(_REACH - 1, 0.9 / FACTOR, 2 * _REACH - 1, _REACH - 1), np.float32(0)
-)
+_UP: Final = FACTOR * _low_pass(_REACH - 1, 0.9 / FACTOR, 2 * _REACH, _REACH - 1)
 DECIMATION: Final = _blocks(_DOWN[:, None], FACTOR)
 INTERPOLATION: Final = _blocks(np.pad(_UP.reshape(-1, FACTOR)[::-1], ((1, 0), (0, 0))), 1)
-TO_16_KHZ: Final = _blocks(_down_by_half(), 3)
+TO_16_KHZ: Final = _blocks(_three_to_two(), 3)
 """Two samples for three."""
 
 
