@@ -38,8 +38,6 @@ from omnirelay.errors import (
 )
 
 log = logging.getLogger(__name__)
-
-
 MAX_SESSIONS: Final = 64
 """Open sessions, of all clients together."""
 RETRY_MS: Final = 5000
@@ -48,8 +46,6 @@ AFTER: Final = "starting_after"
 """Names in the query of a client that resumes its session."""
 MAX_DIGITS: Final = 16
 SUBPROTOCOL: Final = "realtime"
-
-
 MAX_BYTES: Final = 2**18
 """Of the body of a request."""
 LIFE_S: Final = 600

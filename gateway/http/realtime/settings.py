@@ -35,8 +35,6 @@ WITHOUT_TURNS: Final = ("gpt-realtime-whisper", "gpt-live-transcribe")
 """Names of OpenAI's models for transcripts that detect no turns by themselves: who names them commits."""
 Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
 Kind = Literal["realtime", "transcription"]
-
-
 MAX_TOOLS_BYTES: Final = 2**18
 """Size of all functions together as JSON."""
 WORDS: Final = ("none", "auto", "required")
@@ -259,8 +257,8 @@ def read_choice(value: Any, where: str) -> Choice:
     if not isinstance(value, dict) or value.get("type") != "function":
         raise InvalidRequestError(f"{where} can be {', '.join(WORDS)}, or a function", where)
     # The name is at the top here, as in responses; chats have it one level deeper.
-    named = {"name": value["name"]} if isinstance(value.get("name"), str) else value.get("function")
-    return ChosenTool("function", convert(named, ChosenFunction, where))
+    chosen = {"name": value["name"]} if isinstance(value.get("name"), str) else value.get("function")
+    return ChosenTool("function", convert(chosen, ChosenFunction, where))
 
 
 def shown_tools(tools: tuple[Tool, ...]) -> list[dict[str, Any]]:
