@@ -250,7 +250,7 @@ PAGES := $(addsuffix .md,README CHANGELOG CONTRIBUTING SECURITY benchmarks/READM
 	benchmarks/results examples deploy/config.example.yaml .github/workflows/ci.yaml scripts/count_code.py \
 	gateway/requests/metrics.py shared/stage/metrics.py shared/transport/metrics.py \
 	$(addprefix omnirelay/,content.py errors.py events.py protocol.py status.py tools.py) \
-	$(addprefix gateway/http/,fields.py realtime/turns/rules.py $(addprefix openai/,chat_request.py responses.py speech.py transcription.py))
+	$(addprefix gateway/http/,fields.py realtime/turn_detection.py $(addprefix openai/,chat_request.py responses.py speech.py transcription.py))
 
 # `python3 -m http.server --bind 127.0.0.1 --directory out/site` shows it, with search.
 site: env $(SITE) ## build the documentation site in out/site; fails on broken links, and on pages that mkdocs.yml lacks

@@ -21,7 +21,7 @@ from pydantic import BaseModel
 from gateway.http.errors import CODES, status_of
 from gateway.http.fields import IGNORED, NEUTRAL
 from gateway.http.openapi import describe
-from gateway.http.realtime.turns.rules import TurnRules
+from gateway.http.realtime.turn_detection import TurnRules
 from omnirelay import protocol
 from omnirelay.cli.main import build_parser
 from omnirelay.errors import BusyError, OmniRelayError, RequestError

@@ -7,9 +7,10 @@ from typing import Annotated, Final
 import msgspec
 from msgspec import Meta
 
-from gateway.fairness.rate_limit import TokenBucket
+from gateway.fairness.quota import TokenBucket
 from omnirelay.errors import BusyError, SlowClientError, UnauthenticatedError
 from omnirelay.protocol import GenerateRequest
+from shared.config import MediaConfig
 
 RETRY_OWN_REQUESTS_MS: Final = 1000
 NO_KEY: Final = "missing or invalid API key"
@@ -67,6 +68,13 @@ class Principal:
         """The largest request that it may send, of those with at most so many bytes."""
         own = self.limits.request_bytes
         return most if own is None else min(most, own)
+
+    def media(self, media: MediaConfig) -> MediaConfig:
+        """The limits of its media, of those for all."""
+        bounds = {
+            name: self.most_bytes(getattr(media, name)) for name in ("max_item_bytes", "max_request_bytes")
+        }
+        return media.model_copy(update=bounds)
 
     def check(self) -> None:
         """Reject a request before it is read: UnauthenticatedError, or BusyError beyond its limits."""

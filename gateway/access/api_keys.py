@@ -7,7 +7,7 @@ import re
 import secrets
 import stat
 from collections import OrderedDict
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
@@ -15,13 +15,14 @@ from typing import Annotated, Final
 import msgspec
 import yaml
 from msgspec import Meta
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.access.account import NO_KEY, ClientLimits, Principal
 from gateway.fairness.quota import Hold, Quota
 from omnirelay.errors import BusyError, ConfigError, UnauthenticatedError
 from shared.config import NOT_YAML
+from shared.metrics import counter, gauge
 
 PREFIX: Final = "omr_"
 """Lets people and secret scanners recognize a key."""
@@ -156,19 +157,20 @@ class ApiKeys(Collector):
             raise UnauthenticatedError(NO_KEY)
         return found
 
-    def collect(self) -> Iterable[CounterMetricFamily | GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """Metrics by key name."""
-        counts = CounterMetricFamily(
-            "omnirelay_key_requests",
+        clients = self._clients.items()
+        yield counter(
+            "omnirelay_key_requests_total",
             "Requests with an API key, by its name (`key`): `outcome` is `taken` or `busy`.",
-            labels=["key", "outcome"],
+            (
+                ({"key": name, "outcome": outcome}, count)
+                for name, client in clients
+                for outcome, count in (("taken", client.taken), ("busy", client.refused))
+            ),
         )
-        opened = GaugeMetricFamily("omnirelay_key_open_requests", "Open requests of a `key`.", labels=["key"])
-        for name, client in self._clients.items():
-            counts.add_metric([name, "taken"], client.taken)
-            counts.add_metric([name, "busy"], client.refused)
-            opened.add_metric([name], client.open_requests)
-        return [counts, opened]
+        opened = (({"key": name}, client.open_requests) for name, client in clients)
+        yield gauge("omnirelay_key_open_requests", "Open requests of a `key`.", opened)
 
 
 EPHEMERAL_PREFIX: Final = "ek_"
@@ -220,10 +222,9 @@ class EphemeralKeys(Collector):
         asyncio.get_running_loop().call_later(seconds, expire)
         return value
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """The number of keys."""
-        number = len(self._by_hash)
-        return [GaugeMetricFamily("omnirelay_client_secrets", "Valid ephemeral keys.", number)]
+        yield gauge("omnirelay_client_secrets", "Valid ephemeral keys.", [({}, len(self._by_hash))])
 
     def find(self, value: str) -> EphemeralKey:
         """What a key stands for, or UnauthenticatedError; the timing of a look-up by hash reveals no key."""

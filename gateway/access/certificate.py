@@ -2,17 +2,18 @@
 
 import ssl
 import time
-from collections.abc import Iterable
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.access.tls import pem_certificates, trusting_all, trusting_only
 from omnirelay.errors import ConfigError
 from shared.config import TlsConfig
+from shared.metrics import gauge
 from shared.transport.keys import is_open_to_others
 
 SOON_S: Final = 14 * 86_400
@@ -79,14 +80,13 @@ class ServerTls(Collector):
             raise ConfigError(f"{worse}, and the current one is still valid")
         return renewed
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """The expiry metric."""
-        expiry = GaugeMetricFamily(
+        yield gauge(
             "omnirelay_tls_certificate_expiry_timestamp_seconds",
             "Expiry of the TLS certificate, as Unix time.",
+            [({}, self.certificate.expires)],
         )
-        expiry.add_metric([], self.certificate.expires)
-        return [expiry]
 
     def _choose(self, connection: ssl.SSLObject, _name: str | None, _context: ssl.SSLContext) -> None:
         connection.context = self.certificate.context

@@ -3,17 +3,19 @@
 import math
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Iterable, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Sequence, Set
 from dataclasses import dataclass, field
+from itertools import product
 from typing import Final, get_args
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from gateway.requests.lifecycle import Reason
 from omnirelay.errors import StageUnavailableError
 from omnirelay.status import CodecLimits, StageState, StageStatus
 from shared.messages import MAX_REPLICAS, MISSED_HEARTBEATS, STAGES, Heartbeat, Route, StageName
+from shared.metrics import gauge
 
 FORGET_S: Final = 600.0
 """A replica that is silent for longer is removed."""
@@ -263,19 +265,19 @@ class StageRegistry(Collector):
             told += [] if replicas else [StageStatus(name=stage, state=self.state(stage))]
         return told
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """The metrics of stages and their replicas."""
-        up = GaugeMetricFamily(
-            "omnirelay_stage_up", "1 if the stage has a ready replica, else 0.", labels=["stage"]
+        yield gauge(
+            "omnirelay_stage_up",
+            "1 if the stage has a ready replica, else 0.",
+            (({"stage": stage}, self.state(stage) == "ready") for stage in self.stages),
         )
-        replicas = GaugeMetricFamily(
-            "omnirelay_stage_replicas", "Replicas of a stage by `state`.", labels=["stage", "state"]
+        places = product(self.stages, get_args(StageState))
+        yield gauge(
+            "omnirelay_stage_replicas",
+            "Replicas of a stage by `state`.",
+            (({"stage": stage, "state": state}, self.count(stage, state)) for stage, state in places),
         )
-        for stage in self.stages:
-            up.add_metric([stage], float(self.state(stage) == "ready"))
-            for state in get_args(StageState):
-                replicas.add_metric([stage, state], self.count(stage, state))
-        return [up, replicas]
 
     def _has_room(self, stage: StageName) -> bool:
         """Make room for one more replica, by removing one that is down if necessary."""

@@ -1,5 +1,6 @@
-"""Quotas that no single client can exhaust: of places, bytes and memory."""
+"""Quotas that no single client can exhaust, of places, bytes and memory; and a limit on a rate."""
 
+import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -97,3 +98,25 @@ class Hold:
     def release(self) -> None:
         """Return all bytes; may be called again."""
         self.shrink(self.size)
+
+
+class TokenBucket:
+    """Limits a rate: ``per_second`` on average, at most ``burst`` at once."""
+
+    def __init__(self, per_second: float, burst: float, clock: Callable[[], float] = time.monotonic) -> None:
+        self._per_second: Final = per_second
+        self._burst: Final = burst
+        self._clock = clock
+        self._tokens = float(burst)
+        self._at = clock()
+
+    def wait_s(self, tokens: float = 1) -> float:
+        """Seconds until so many tokens are available."""
+        now = self._clock()
+        self._tokens = min(self._burst, self._tokens + (now - self._at) * self._per_second)
+        self._at = now
+        return max(0.0, (tokens - self._tokens) / self._per_second)
+
+    def take(self, tokens: float = 1) -> None:
+        """Take tokens, which are available or are waited for."""
+        self._tokens -= tokens

@@ -15,62 +15,51 @@ from omnirelay.errors import CancelledRequestError
 
 
 class FairSemaphore:
-    """Units that clients wait for; a waiter that wants more than all gets them when none are taken.
-
-    A waiter that does not fit yet blocks those behind it, so that smaller ones do not starve it; a client at
-    its quota blocks only itself.
-    """
+    """Places that clients wait for in turn; a client at its quota blocks only itself."""
 
     def __init__(self, total: int) -> None:
         self._quota = Quota(total)
         self._queue = FairQueue(lambda client: self._quota.own(client) > 0)
-        self._waiting: dict[str, tuple[asyncio.Future[None], int]] = {}
+        self._waiting: dict[str, asyncio.Future[None]] = {}
         self._names = count()
 
     @asynccontextmanager
-    async def take(self, size: int, client: str = "") -> AsyncIterator[None]:
-        """Hold units inside a block."""
-        await self.enter(size, client)
+    async def take(self, client: str = "") -> AsyncIterator[None]:
+        """Hold a place inside a block."""
+        await self.enter(client)
         try:
             yield
         finally:
-            self.leave(size, client)
+            self.leave(client)
 
-    async def enter(self, size: int, client: str) -> None:
-        """Wait for units; return them by :meth:`leave`."""
+    async def enter(self, client: str) -> None:
+        """Wait for a place; return it by :meth:`leave`."""
         name = str(next(self._names))
-        granted = asyncio.get_running_loop().create_future()
-        self._waiting[name] = granted, size
+        granted = self._waiting[name] = asyncio.get_running_loop().create_future()
         self._queue.join(name, client)
         self._wake()
         try:
             await granted
         except asyncio.CancelledError:
-            if name in self._waiting:
-                del self._waiting[name]
-                self._queue.leave(name, client)
-                self._wake()
-            else:
+            if self._waiting.pop(name, None) is None:
                 # Granted and cancelled in the same turn of the loop.
-                self.leave(size, client)
+                self.leave(client)
+            else:
+                self._queue.leave(name, client)
             raise
 
-    def leave(self, size: int, client: str) -> None:
-        """Return units."""
-        self._quota.give(client, size)
+    def leave(self, client: str) -> None:
+        """Return a place."""
+        self._quota.give(client)
         self._wake()
 
     def _wake(self) -> None:
-        own, has_for = self._quota.own, self._quota.has_for
-        while (first := self._queue.first(lambda each, _: not own(each) or has_for(each, 0))) is not None:
+        while (first := self._queue.first(lambda client, _: self._quota.has_for(client))) is not None:
             client, name = first
-            granted, size = self._waiting[name]
-            if self._quota.used and size > self._quota.free:
-                return
             self._queue.serve(client, name)
-            self._quota.take(client, size)
-            del self._waiting[name]
-            # Else it was cancelled in this turn of the loop, and returns its units.
+            self._quota.take(client)
+            granted = self._waiting.pop(name)
+            # Else it was cancelled in this turn of the loop, and returns its place.
             if not granted.cancelled():
                 granted.set_result(None)
 
@@ -89,9 +78,9 @@ class FairThread:
     async def run(self, client: str, function: Callable[..., T], *arguments: object) -> T:
         """Run a function on the thread; CancelledRequestError if the gateway stops."""
         # Not queued in the executor, which would keep the data of cancelled requests.
-        await self._turn.enter(1, client)
+        await self._turn.enter(client)
         if self._closing:
-            self._turn.leave(1, client)
+            self._turn.leave(client)
             raise CancelledRequestError("the gateway is shutting down")
         job = asyncio.get_running_loop().run_in_executor(self._thread, function, *arguments)
         job.add_done_callback(partial(self._ended, client))
@@ -112,7 +101,7 @@ class FairThread:
         self._thread.shutdown(wait=False, cancel_futures=True)
 
     def _ended(self, client: str, job: "asyncio.Future[Any]") -> None:
-        self._turn.leave(1, client)
+        self._turn.leave(client)
         if not job.cancelled():
             # Read, or asyncio would log the error of one whose caller was cancelled.
             job.exception()

@@ -15,7 +15,7 @@ from gateway.http.body import read_body
 from gateway.http.connection import while_connected
 from gateway.http.context import HttpContext
 from gateway.http.fields import named
-from gateway.http.guards.guard import REQUEST_ID
+from gateway.http.guards import REQUEST_ID
 from gateway.manager import Gateway
 from gateway.requests.response_stream import ResponseStream
 from gateway.validation import SEED_BITS

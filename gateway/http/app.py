@@ -16,9 +16,17 @@ from starlette.types import Receive, Scope, Send
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
 from gateway.http.errors import http_response, response_of
-from gateway.http.guards.guard import AccessLog, Guard, PlainPaths
-from gateway.http.guards.keys import check_forwarded, check_key
-from gateway.http.guards.origins import allowed_hosts, check_host, check_origin, is_local
+from gateway.http.guards import (
+    AccessLog,
+    Guard,
+    PlainPaths,
+    allowed_hosts,
+    check_forwarded,
+    check_host,
+    check_key,
+    check_origin,
+    is_local,
+)
 from gateway.http.openai.chat import ChatApi
 from gateway.http.openai.completions import CompletionsApi
 from gateway.http.openai.models import ModelsApi
@@ -31,7 +39,7 @@ from gateway.http.openai.transcription import TranscriptionApi
 from gateway.http.openapi import OpenApi
 from gateway.http.operations import OperationsApi
 from gateway.http.page import PageApi
-from gateway.http.realtime.endpoint import ClientSecretsApi, RealtimeApi, Sessions
+from gateway.http.realtime.endpoint import RealtimeApi
 from omnirelay.errors import CallsDisabledError, MissingPackageError, OmniRelayError
 from omnirelay.protocol import parse_tcp
 
@@ -70,10 +78,9 @@ def make_app(context: HttpContext) -> Starlette:
         middleware.append(cors)
     # After CORS: preflight requests carry no key, and pages of other origins may read why a key is refused.
     middleware.append(guard(check_key, context.access))
-    sessions = Sessions(context)
     transcription, tokens = TranscriptionApi(context), TokensApi(context)
     models, operations, responses = ModelsApi(context), OperationsApi(context), ResponsesApi(context)
-    page, realtime = PageApi(config.page_origins), RealtimeApi(context, sessions)
+    page, realtime = PageApi(config.page_origins), RealtimeApi(context)
     description = OpenApi(page)
     routes = [
         Route("/", page.index),
@@ -93,8 +100,8 @@ def make_app(context: HttpContext) -> Starlette:
         WebSocketRoute("/v1/audio/speech/stream", SpeechSocket(context).serve),
         WebSocketRoute("/v1/realtime", realtime.serve),
         Route("/v1/realtime", realtime.refuse),
-        Route("/v1/realtime/client_secrets", ClientSecretsApi(context).create, methods=["POST"]),
-        *_calls(context, sessions),
+        Route("/v1/realtime/client_secrets", realtime.create_secret, methods=["POST"]),
+        *_calls(context, realtime),
         Route("/v1/requests/{request_id}", operations.request),
         *_monitored(operations),
         Route("/v1/models", models.list),
@@ -103,7 +110,7 @@ def make_app(context: HttpContext) -> Starlette:
     return _app(context, routes, middleware)
 
 
-def _calls(context: HttpContext, sessions: Sessions) -> list[BaseRoute]:
+def _calls(context: HttpContext, realtime: RealtimeApi) -> list[BaseRoute]:
     """Build the routes of calls, which say so where there are none.
 
     Raises:
@@ -118,7 +125,7 @@ def _calls(context: HttpContext, sessions: Sessions) -> list[BaseRoute]:
             if error.name is not None and error.name.startswith("gateway"):
                 raise
             raise MissingPackageError("aiortc (for gateway.webrtc)", "webrtc", "omnirelay-server") from error
-        api = CallsApi(context, sessions)
+        api = CallsApi(context, realtime)
         create, hang_up = api.create, api.hang_up
     return [
         Route("/v1/realtime/calls", create, methods=["POST"]),

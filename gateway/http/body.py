@@ -13,7 +13,7 @@ from starlette.requests import ClientDisconnect, Request
 from gateway.fairness.uploads import IncomingUpload
 from gateway.http.connection import ClientGoneError
 from gateway.http.context import HttpContext
-from gateway.http.guards.keys import client_of
+from gateway.http.guards import client_of
 from omnirelay.errors import InvalidRequestError, RequestTooLargeError, UnsupportedError
 from omnirelay.protocol import PIECE_BYTES
 

@@ -2,12 +2,12 @@
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
-from typing import Any, Final
+from typing import Any, Final, TypeVar
 
 import msgspec
-from starlette.types import Message, Receive
+from starlette.types import Receive
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from gateway.http.context import HttpContext
@@ -15,6 +15,7 @@ from gateway.http.context import HttpContext
 NORMAL: Final = 1000
 """The code of a WebSocket that is closed as it should be."""
 log = logging.getLogger(__name__)
+T = TypeVar("T")
 
 
 class ClientGoneError(Exception):
@@ -51,8 +52,8 @@ async def while_connected(receive: Receive) -> AsyncIterator[None]:
         watcher.cancel()
 
 
-async def received(socket: WebSocket, idle_s: float, busy: Callable[[], bool]) -> Message:
-    """Wait for a message of a client.
+async def received(receive: Callable[[], Awaitable[T]], idle_s: float, busy: Callable[[], bool]) -> T:
+    """Wait for a message of a client, which ``receive`` waits for.
 
     Raises:
         TimeoutError: None has come for ``idle_s`` seconds, and the gateway is not ``busy`` for the client.
@@ -60,7 +61,7 @@ async def received(socket: WebSocket, idle_s: float, busy: Callable[[], bool]) -
     while True:
         try:
             async with asyncio.timeout(idle_s):
-                return await socket.receive()
+                return await receive()
         except TimeoutError:
             if not busy():
                 raise
@@ -113,7 +114,7 @@ class JsonSocket:
 
     async def _next(self, busy: Callable[[], bool]) -> str:
         """Wait for a message; TimeoutError as :func:`received`, ClientGoneError if the client disconnects."""
-        message = await received(self._socket, self._idle_s, busy)
+        message = await received(self._socket.receive, self._idle_s, busy)
         if message["type"] == "websocket.disconnect":
             raise ClientGoneError
         return message.get("text") or ""

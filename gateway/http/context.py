@@ -14,8 +14,7 @@ from gateway.access.account import ClientAccount
 from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
 from gateway.http.encoding.encoders import audio_threads
-from gateway.http.guards.guard import REQUEST_ID
-from gateway.http.guards.keys import client_of
+from gateway.http.guards import REQUEST_ID, client_of
 from gateway.manager import Gateway
 from omnirelay.errors import OmniRelayError, UnknownModelError
 from omnirelay.status import StatusReport

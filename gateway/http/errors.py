@@ -94,11 +94,9 @@ def http_response(error: HTTPException, scope: Scope) -> Response:
     return json_response(_body(error.status_code, message, code, None), error.status_code, error.headers)
 
 
-def malformed(problem: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    """Build headers and body of the response to an invalid HTTP request."""
-    body = msgspec.json.encode(_body(400, problem, "invalid_request", None))
-    headers = [(b"content-type", JSON.encode()), (b"content-length", str(len(body)).encode())]
-    return [*headers, (b"connection", b"close")], body
+def malformed(problem: str) -> tuple[str, bytes]:
+    """Build type and body of the response to an invalid HTTP request."""
+    return JSON, msgspec.json.encode(_body(400, problem, "invalid_request", None))
 
 
 def json_response(body: Any, status: int = 200, headers: Any = None) -> Response:

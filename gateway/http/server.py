@@ -13,7 +13,7 @@ from gateway.fairness.uploads import UploadRoom
 from gateway.http.app import make_app, make_monitor_app
 from gateway.http.context import HttpContext
 from gateway.http.errors import malformed
-from gateway.http.realtime.protocol import MAX_MESSAGE_BYTES, UPLOADS, BoundedWebSocket
+from gateway.http.websocket import MAX_MESSAGE_BYTES, UPLOADS, BoundedWebSocket
 from shared.http.protocol import BoundedProtocol, Places
 from shared.http.server import BoundedServer, WatchersPlaces
 

@@ -98,7 +98,7 @@ class Fetcher:
             MediaError: It cannot be fetched, or is too large.
         """
         self.check(name, url)
-        async with self._places.take(1, client):
+        async with self._places.take(client):
             try:
                 async with asyncio.timeout(self._timeout_s):
                     return await self._get(name, url, await self._addresses(name, url), grow)

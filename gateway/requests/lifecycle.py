@@ -7,14 +7,15 @@ if audio is already sent.
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Final, Literal
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import Metric
 from prometheus_client.registry import Collector
 
 from omnirelay.errors import CancelledRequestError, DeadlineError, StateTransitionError
+from shared.metrics import gauge
 
 Reason = Literal["silent", "hung", "restarted", "left", "cut off", "failed"]
 """Why an attempt was lost at a stage."""
@@ -73,13 +74,12 @@ class StateCounts(Collector):
         counts[RequestState.FAILED.value] -= self.refused
         return counts | {"refused": self.refused}
 
-    def collect(self) -> Iterable[GaugeMetricFamily]:
+    def collect(self) -> Iterator[Metric]:
         """The metric of open requests."""
-        requests = GaugeMetricFamily("omnirelay_requests", "Open requests by `state`.", labels=["state"])
-        for state in RequestState:
-            if state not in ENDED:
-                requests.add_metric([state.value], self._counts[state])
-        return [requests]
+        counts = (
+            ({"state": state.value}, self._counts[state]) for state in RequestState if state not in ENDED
+        )
+        yield gauge("omnirelay_requests", "Open requests by `state`.", counts)
 
 
 class Lifecycle:

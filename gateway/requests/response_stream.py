@@ -38,8 +38,7 @@ class ResponseStream:
         self._account = account
         self._cancel = cancel
         self._events: deque[Event] = deque([AcceptedEvent(request_id=request_id, seed=seed)])
-        # Of the reader, while there is nothing to read.
-        self._waiter: asyncio.Future[None] | None = None
+        self._grown = asyncio.Event()
         self._finished = False
         self._closed = False
 
@@ -52,7 +51,7 @@ class ResponseStream:
         """Append an event; SlowClientError if too many bytes are unread."""
         self._account.charge(weight(event))
         self._events.append(event)
-        self._wake()
+        self._grown.set()
 
     def finish(self, event: FinalEvent, drop_waiting: bool = False) -> None:
         """Append the last event; never rejected."""
@@ -60,7 +59,7 @@ class ResponseStream:
         if drop_waiting:
             self._drop_waiting()
         self._events.append(event)
-        self._wake()
+        self._grown.set()
 
     def cancel(self) -> None:
         """Cancel the request; an error event follows."""
@@ -90,16 +89,9 @@ class ResponseStream:
         while not self._events:
             if self._finished or self._closed:
                 raise StopAsyncIteration
-            self._waiter = asyncio.get_running_loop().create_future()
-            try:
-                await self._waiter
-            finally:
-                self._waiter = None
+            self._grown.clear()
+            await self._grown.wait()
         return self._events[0]
-
-    def _wake(self) -> None:
-        if self._waiter is not None and not self._waiter.done():
-            self._waiter.set_result(None)
 
     def _drop_waiting(self) -> None:
         while self._events:

@@ -13,7 +13,7 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.version import Version
 
-from gateway.http.realtime.turns.smart_turn import SAMPLES, SmartTurn
+from gateway.http.voice.smart_turn import SAMPLES, SmartTurn
 from omnirelay.errors import ConfigError, MissingPackageError, StageStartError
 from ops.doctor.finding import Findings, ok, problem, warning
 from shared.config import Config

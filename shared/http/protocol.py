@@ -38,8 +38,8 @@ _QUOTED: Final = re.compile(r":? (?:bytearray\()?b['\"].*", re.DOTALL)
 """What h11 quotes of a request, at the end of a message."""
 _LINE_ENDS: Final = len(b"  HTTP/1.1\r\n" + b"\r\n")
 log = logging.getLogger(__name__)
-Malformed = Callable[[str], tuple[list[tuple[bytes, bytes]], bytes]]
-"""Builds headers and body of the response to an invalid request from what is wrong with it."""
+Malformed = Callable[[str], tuple[str, bytes]]
+"""Builds type and body of the response to an invalid request from what is wrong with it."""
 
 
 class Place(Protocol):
@@ -209,7 +209,8 @@ class BoundedProtocol(H11Protocol, SmallReads):
             return
         problem = self._bounded.problem or msg
         limited(log).info("400 %s", problem)
-        headers, body = self._malformed(problem)
+        kind, body = self._malformed(problem)
+        headers = [("content-type", kind), ("content-length", str(len(body))), ("connection", "close")]
         answer = h11.Response(status_code=400, headers=headers, reason=b"Bad Request")
         # Responses to HEAD have no body.
         of_head = self.conn.our_state is h11.SEND_RESPONSE and self._bounded.method == b"HEAD"

@@ -90,11 +90,16 @@ class HttpEndpoint:
         async def readyz(_: Request) -> Response:
             return _verdict(ready())
 
+        def malformed(problem: str) -> tuple[str, bytes]:
+            return "text/plain", problem.encode()
+
         listener = _listen(address)
         self.places: Final = WatchersPlaces()
         app = Starlette(routes=[Route(f"/{each.__name__}", each) for each in (metrics, livez, readyz)])
         app.router.redirect_slashes = False
-        self._server = BoundedServer(app, self.places, _malformed, ws="none")
+        self._server = BoundedServer(
+            app, self.places, lambda problem: ("text/plain", problem.encode()), ws="none"
+        )
         self._thread = threading.Thread(
             target=lambda: asyncio.run(self._serve(listener)), name="http", daemon=True
         )
@@ -122,12 +127,6 @@ def _verdict(reason: str | None) -> Response:
     if reason is None:
         return JSONResponse({"status": "ok"})
     return JSONResponse({"status": "unavailable", "reason": reason}, 503)
-
-
-def _malformed(problem: str) -> tuple[list[tuple[bytes, bytes]], bytes]:
-    body = problem.encode()
-    length = str(len(body)).encode()
-    return [(b"content-type", b"text/plain"), (b"content-length", length), (b"connection", b"close")], body
 
 
 def _listen(address: str) -> socket.socket:

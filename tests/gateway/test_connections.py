@@ -12,7 +12,7 @@ import pytest
 from websockets.asyncio.client import ClientConnection, connect
 
 from gateway.access.places import Places, Proxies, holder_of
-from gateway.http.guards.keys import move
+from gateway.http.guards import move
 from omnirelay.errors import BusyError
 from omnirelay.events import ErrorEvent
 from omnirelay.protocol import (

@@ -28,11 +28,11 @@ from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.messages import Message, joined_results
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
 from gateway.http.realtime.events import ClientEvent
-from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules
 from gateway.http.realtime.items import Item, Recorded, read_item, sound_item
-from gateway.http.realtime.protocol import BoundedWebSocket
 from gateway.http.realtime.responses import Responses
 from gateway.http.realtime.session import Session
+from gateway.http.realtime.transcription import Transcriber, TranscriptionRules
+from gateway.http.websocket import BoundedWebSocket
 from gateway.input.prompt import PromptBuilder
 from gateway.tcp import incoming
 from gateway.validation import Validator
@@ -111,7 +111,7 @@ async def test_schemas_of_functions_are_checked_off_the_event_loop(
         checkers.add(threading.current_thread())
 
     monkeypatch.setattr("gateway.input.tools.require_feasible", check)
-    monkeypatch.setattr("gateway.http.realtime.functions.require_feasible", check)
+    monkeypatch.setattr("gateway.http.realtime.settings.require_feasible", check)
     parameters = {"type": "object", "description": "x" * 2**15}
     function = {"name": "f", "parameters": parameters}
     settings = {"tools": [{"type": "function", **function}], "tool_choice": "required"}
@@ -237,7 +237,7 @@ async def test_little_of_a_stream_is_read_at_once(web: HttpBench, monkeypatch: P
 
 
 async def test_a_message_has_a_bounded_number_of_fragments(configure: Configure, monkeypatch: Patch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.protocol.MAX_FRAGMENTS", 16)
+    monkeypatch.setattr("gateway.http.websocket.MAX_FRAGMENTS", 16)
 
     async with (
         http_bench(configure(http_gateway())) as b,

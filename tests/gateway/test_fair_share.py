@@ -262,55 +262,55 @@ async def test_room_is_given_in_turn_and_nobody_waits_for_one_who_has_enough() -
     got: list[str] = []
     async with AsyncExitStack() as stack:
 
-        async def take(client: str, size: int) -> None:
-            await stack.enter_async_context(room.take(size, client))
+        async def take(client: str) -> None:
+            await stack.enter_async_context(room.take(client))
             got.append(client)
 
-        await take("a", 5)
-        await take("a", 4)
-        tasks = [asyncio.create_task(take(*each)) for each in (("a", 1), ("b", 1))]
-        # It has 9 of 10: the last one is for whoever has none.
-        await until(lambda: got == ["a", "a", "b"])
+        for _ in range(8):
+            await take("a")
+        tasks = [asyncio.create_task(take(each)) for each in "abb"]
+        # It has 8 of 10: the last ones are for whoever has fewer.
+        await until(lambda: got == ["a"] * 8 + ["b"] * 2)
         assert len(room._waiting) == 1
-        gone = asyncio.create_task(take("c", 3))
+        gone = asyncio.create_task(take("c"))
         await until(lambda: len(room._waiting) == 2)
         gone.cancel()
         await until(gone.done)
         assert len(room._waiting) == 1
         await stack.aclose()
         await asyncio.gather(tasks[0])
-        assert got == ["a", "a", "b", "a"]
+        assert got == ["a"] * 8 + ["b"] * 2 + ["a"]
     assert room._quota.used == len(room._waiting) == 0
 
 
 async def test_a_waiter_that_is_cancelled_as_units_return_leaves_them_to_the_next() -> None:
     room = FairSemaphore(1)
-    await room.enter(1, "a")
-    cancelled, next_one = (asyncio.create_task(room.enter(1, client)) for client in "bc")
+    await room.enter("a")
+    cancelled, next_one = (asyncio.create_task(room.enter(client)) for client in "bc")
     await asyncio.sleep(0)
     cancelled.cancel()
     # Before the task that waits knows of it.
-    room.leave(1, "a")
+    room.leave("a")
     await asyncio.wait_for(next_one, 10)
     assert cancelled.cancelled()
-    room.leave(1, "c")
+    room.leave("c")
     assert room._quota.used == 0
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(1, 14), st.booleans()), max_size=30))
+@given(st.lists(st.tuples(st.integers(0, 3), st.booleans()), max_size=30))
 @settings(deadline=None)
-def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, int, bool]]) -> None:
+def test_all_who_wait_for_room_get_it_or_leave_nothing(wishes: list[tuple[int, bool]]) -> None:
     async def scenario() -> None:
-        room = FairSemaphore(10)
+        room = FairSemaphore(4)
 
-        async def use(client: str, size: int) -> None:
-            async with room.take(size, client):
-                assert room._quota.used <= max(10, size)
+        async def use(client: str) -> None:
+            async with room.take(client):
+                assert room._quota.used <= 4
                 await asyncio.sleep(0)
 
-        tasks = [asyncio.create_task(use(str(client), size)) for client, size, _ in wishes]
+        tasks = [asyncio.create_task(use(str(client))) for client, _ in wishes]
         await asyncio.sleep(0)
-        for task, (_, _, stays) in zip(tasks, wishes, strict=True):
+        for task, (_, stays) in zip(tasks, wishes, strict=True):
             if not stays:
                 task.cancel()
         await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 10)

@@ -336,7 +336,7 @@ async def test_the_gateways_end_is_the_sessions_end(web: HttpBench) -> None:
 
 async def test_an_idle_client_is_let_go_and_no_busy_one(configure: Configure, monkeypatch: Patch) -> None:
     # Long enough for a busy machine between two words of the client.
-    monkeypatch.setattr("gateway.http.realtime.live.IDLE_S", 2.0)
+    monkeypatch.setattr("gateway.http.realtime.websocket.IDLE_S", 2.0)
 
     async with http_bench(configure(http_gateway())) as b, talking(b) as c:
         request = await begin(b, c)

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
 from gateway.access.account import ClientAccount, Principal, Unread
-from gateway.http.realtime.input import early
-from gateway.http.realtime.input.early import AHEAD_BYTES, EarlyPrompt
+from gateway.http.realtime import conversation as early
+from gateway.http.realtime.conversation import AHEAD_BYTES, EarlyPrompt
 from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
 from shared.families import QWEN2_5_OMNI

@@ -13,11 +13,10 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connec
 
 from gateway.http.fields import convert_given
 from gateway.http.realtime.events import _KINDS, ResponseOptions, read_event
-from gateway.http.realtime.functions import MAX_TOOLS_BYTES
-from gateway.http.realtime.input.transcription import TranscriptionRules
 from gateway.http.realtime.items import messages_of, read_item
 from gateway.http.realtime.response import Response
-from gateway.http.realtime.settings import NEUTRAL, Settings, Unavailable, refuse
+from gateway.http.realtime.settings import MAX_TOOLS_BYTES, NEUTRAL, Settings, Unavailable, refuse
+from gateway.http.realtime.transcription import TranscriptionRules
 from omnirelay.content import ChatMessage, TextPart
 from omnirelay.errors import (
     InvalidRequestError,

@@ -14,7 +14,7 @@ from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from gateway.http.realtime.items import read_item
-from gateway.http.realtime.live import Outbox
+from gateway.http.realtime.websocket import Outbox
 from gateway.requests.metrics import ResumeOutcome
 from shared.config import Config
 from shared.messages import ThinkRequest
@@ -413,7 +413,7 @@ async def test_an_event_of_a_cancelled_sender_is_sent() -> None:
         await blocked.wait()
         written.append(json.loads(text)["type"])
 
-    writing = asyncio.create_task(outbox.write(write))
+    writing = asyncio.create_task(outbox.write(write, asyncio.Event()))
     senders = [asyncio.create_task(outbox.send(kind, {})) for kind in "abc"]
     await asyncio.sleep(0)
     senders[1].cancel()

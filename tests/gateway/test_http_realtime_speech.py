@@ -15,10 +15,10 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connec
 from gateway.fairness.quota import Hold, MemoryBudget
 from gateway.http.encoding import tempo
 from gateway.http.encoding.g711 import G711Decoder, G711Encoder, Law, to_codes
+from gateway.http.realtime.audio import BYTES_PER_S, CHARACTER_MS, HEADER_BYTES, SentSpeech
 from gateway.http.realtime.conversation import MAX_ITEMS, RealtimeConversation
-from gateway.http.realtime.input.buffers import InputAudio
-from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Item
-from gateway.http.realtime.speech import CHARACTER_MS, SentSpeech
+from gateway.http.realtime.input_buffers import InputAudio
+from gateway.http.realtime.items import Item
 from omnirelay.content import AudioPart, TextPart
 from omnirelay.errors import BusyError, InvalidRequestError, MediaTooLargeError, OmniRelayError
 from shared.config import MediaConfig

@@ -8,8 +8,8 @@ from unittest import mock
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.http.realtime.input import transcription
-from gateway.http.realtime.input.early import LOOK_BYTES
+from gateway.http.realtime import transcription
+from gateway.http.realtime.conversation import LOOK_BYTES
 from gateway.http.realtime.settings import Settings, refuse
 from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connection
 
-from gateway.http.realtime.protocol import BoundedWebSocket
+from gateway.http.realtime import turn_detection as listener
 from gateway.http.realtime.responses import MOST_IN_A_ROW
-from gateway.http.realtime.turns import listener
+from gateway.http.websocket import BoundedWebSocket
 from omnirelay.errors import BusyError
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Configure, Patch

@@ -14,7 +14,7 @@ from gateway.fairness.quota import MemoryBudget
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.encoding.matroska import Film, write_matroska
 from gateway.http.realtime.conversation import RealtimeConversation
-from gateway.http.realtime.input.buffers import MAX_BYTES, MAX_FRAME_BYTES, InputVideo
+from gateway.http.realtime.input_buffers import MAX_BYTES, MAX_FRAME_BYTES, InputVideo
 from gateway.http.realtime.items import Recorded, sound_item
 from gateway.http.realtime.session import Session
 from omnirelay.content import AudioPart, VideoPart

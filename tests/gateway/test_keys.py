@@ -20,7 +20,7 @@ from websockets.exceptions import InvalidStatus
 from gateway.access.access import open_doors
 from gateway.access.account import UNREAD_OF_ONE, ClientAccount, Principal, Unread
 from gateway.access.api_keys import EPHEMERAL_PREFIX, ApiKeys, KeyEntry, hash_of, new_key, read_keys
-from gateway.fairness.rate_limit import TokenBucket
+from gateway.fairness.quota import TokenBucket
 from omnirelay.cli.main import main
 from omnirelay.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
 from omnirelay.protocol import Hello

@@ -298,7 +298,7 @@ async def test_what_fails_by_the_stack_is_a_warning(configure: Configure, caplog
             assert (failed.status_code, failed.headers["retry-after"]) == (503, "5")
             names.append(think.request_id)
     levels = {line.name: line.levelno for line in caplog.records if getattr(line, "request_id", "") in names}
-    assert levels == {"gateway.manager": logging.WARNING, "gateway.http.guards.guard": logging.WARNING}
+    assert levels == {"gateway.manager": logging.WARNING, "gateway.http.guards": logging.WARNING}
 
 
 async def test_the_log_names_the_route_and_not_what_stands_in_it(web: HttpBench, caplog: Log) -> None:
@@ -311,7 +311,7 @@ async def test_the_log_names_the_route_and_not_what_stands_in_it(web: HttpBench,
         )
         await web.http.get(f"/{WORD}%0d%0aforged")
     assert WORD not in caplog.text
-    lines = [each.getMessage() for each in caplog.records if each.name == "gateway.http.guards.guard"]
+    lines = [each.getMessage() for each in caplog.records if each.name == "gateway.http.guards"]
     assert [line.rsplit(" ", 3)[0] for line in lines] == [
         "POST '/v1/realtime/calls/{call_id}/hangup' 501",
         "GET '/v1/requests/{request_id}' 404",

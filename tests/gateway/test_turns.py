@@ -14,13 +14,30 @@ from numpy.typing import NDArray
 
 from gateway.fairness.quota import MemoryBudget
 from gateway.http.fields import convert_given
-from gateway.http.realtime.input.buffers import InputAudio
-from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
-from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.rules import EAGERNESS, SemanticVad, ServerVad, TurnRules
-from gateway.http.realtime.turns.silero import WEIGHTS, VoiceState, read_weights, silero
-from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_MS, VoiceStream, Window
-from gateway.http.realtime.turns.tracker import INTERRUPTION_WINDOWS, ONSET_WINDOWS, TurnTracker
+from gateway.http.realtime.audio import Playback
+from gateway.http.realtime.input_buffers import InputAudio
+from gateway.http.realtime.turn_detection import (
+    EAGERNESS,
+    INTERRUPTION_WINDOWS,
+    ONSET_WINDOWS,
+    SemanticVad,
+    ServerVad,
+    Turn,
+    TurnListener,
+    TurnRules,
+    TurnTracker,
+    VoicePool,
+)
+from gateway.http.voice.vad import (
+    WEIGHTS,
+    WINDOW_BYTES,
+    WINDOW_MS,
+    VoiceState,
+    VoiceStream,
+    Window,
+    read_weights,
+    silero,
+)
 from shared.config import MediaConfig
 from tests.support.media import speech
 

@@ -17,11 +17,11 @@ import pytest
 from numpy.typing import NDArray
 
 from gateway.fairness.quota import MemoryBudget
-from gateway.http.realtime.input.buffers import InputAudio
-from gateway.http.realtime.turns.listener import TurnListener, VoicePool
-from gateway.http.realtime.turns.playback import Playback, SentAnswer
-from gateway.http.realtime.turns.rules import ServerVad
-from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_SAMPLES, VoiceStream
+from gateway.http.realtime.audio import Playback
+from gateway.http.realtime.input_buffers import InputAudio
+from gateway.http.realtime.turn_detection import ServerVad, TurnListener, VoicePool
+from gateway.http.voice.echo import SentAnswer
+from gateway.http.voice.vad import WINDOW_BYTES, WINDOW_SAMPLES, VoiceStream
 from labs.training.data.synthesis import SynthesizerVoice, synthesize
 from shared.config import MediaConfig
 from tests.support.media import speech
@@ -121,8 +121,8 @@ async def _listened(
     audio = InputAudio(MediaConfig(), MemoryBudget(2**30, lambda: 0).of("a"))
     clock: Any = mock.Mock(monotonic=lambda: now[0])
     # Only these two look at the time; a scene is heard as fast as it can be.
-    playing = mock.patch("gateway.http.realtime.turns.playback.time", clock)
-    listening = mock.patch("gateway.http.realtime.turns.listener.time", clock)
+    playing = mock.patch("gateway.http.realtime.audio.time", clock)
+    listening = mock.patch("gateway.http.realtime.turn_detection.time", clock)
     with playing, listening:
         playback = Playback()
         listener = TurnListener(ServerVad(), audio, VoicePool(), "a", lambda _: None, playback)

@@ -11,20 +11,26 @@ import pytest
 from transformers import WhisperFeatureExtractor
 
 from gateway.fairness.quota import MemoryBudget
-from gateway.http.realtime.input.buffers import InputAudio
-from gateway.http.realtime.turns import smart_turn
-from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
-from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.rules import SemanticVad, ServerVad, TurnRules
-from gateway.http.realtime.turns.silero import RATE, Floats
-from gateway.http.realtime.turns.smart_turn import (
+from gateway.http.realtime.audio import Playback
+from gateway.http.realtime.input_buffers import InputAudio
+from gateway.http.realtime.turn_detection import (
+    SemanticVad,
+    ServerVad,
+    Turn,
+    TurnListener,
+    TurnRules,
+    VoicePool,
+)
+from gateway.http.voice import smart_turn
+from gateway.http.voice.resampling import Floats
+from gateway.http.voice.smart_turn import (
     MAX_WAITING,
     SAMPLES,
     EndDetector,
     installed_weights,
     log_mel,
 )
-from gateway.http.realtime.turns.stream import WINDOW_BYTES
+from gateway.http.voice.vad import RATE, WINDOW_BYTES
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config import Config, MediaConfig
 from tests.gateway.bench import Configure, Log, Patch
@@ -230,7 +236,7 @@ def test_without_its_package_there_are_no_sessions(tmp_path: Path) -> None:
 
 
 def test_weights_that_are_nowhere(monkeypatch: Patch) -> None:
-    monkeypatch.setattr("gateway.http.realtime.turns.smart_turn._DISTRIBUTION", "no-such-distribution")
+    monkeypatch.setattr("gateway.http.voice.smart_turn._DISTRIBUTION", "no-such-distribution")
     with pytest.raises(ConfigError, match="pip install --no-deps no-such-distribution"):
         installed_weights()
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 from gateway.fairness.quota import MemoryBudget
 from gateway.http.encoding.encoders import wav_header
-from gateway.http.realtime.input.buffers import InputVideo
+from gateway.http.realtime.input_buffers import InputVideo
 from omnirelay.content import MediaPart
 from shared.config import MediaConfig
 from tests.support.media import encode_image, motion, speech

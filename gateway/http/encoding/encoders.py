@@ -333,13 +333,12 @@ class EncodedAudio:
         """Encode; see :meth:`gateway.http.encoding.encoders.Encoder.push`."""
         if self._plain and len(pcm) <= PLAIN_BYTES:
             return self._encoder.push(pcm)
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, lambda: self._encoder.push(pcm))
+        return await self._on_thread(lambda encoder: encoder.push(pcm))
 
     async def finish(self) -> bytes:
         """End the file, and return the rest of it."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._finish)
+        return await self._on_thread(lambda encoder: encoder.finish())
 
-    def _finish(self) -> bytes:
-        return self._encoder.finish()
+    async def _on_thread(self, work: Callable[[Encoder], bytes]) -> bytes:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(self._threads, lambda: work(self._encoder))

@@ -115,25 +115,23 @@ class ResponseWriter:
         return {"type": kind, "sequence_number": number, **place, **fields}
 
     def _response(self, status: str, done: DoneEvent | None) -> dict[str, Any]:
-        usage = None
-        if done is not None:
-            usage = usage_of(done, "input", "output", "tokens_details")
-            usage["input_tokens_details"]["cache_write_tokens"] = 0
-            usage["output_tokens_details"] = {"reasoning_tokens": 0}
+        usage = None if done is None else _usage(usage_of(done, "input", "output", "tokens_details"))
         details = {"reason": "max_output_tokens"} if status == "incomplete" else None
-        ending: dict[str, Any] = {"incomplete_details": details, "output": list(self._output), "usage": usage}
+        ending = {"incomplete_details": details, "output": list(self._output), "usage": usage}
         return {**self._head, "status": status, **ending}
 
 
 def empty_response(model: str) -> dict[str, Any]:
     """Build a response without output, whose input is kept."""
-    usage = {
-        **tokens_of(0, 0, "input", "output"),
-        "input_tokens_details": {"cached_tokens": 0, "cache_write_tokens": 0},
-        "output_tokens_details": {"reasoning_tokens": 0},
-    }
+    usage = _usage(tokens_of(0, 0, "input", "output") | {"input_tokens_details": {"cached_tokens": 0}})
     ending: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": usage, "status": "completed"}
     return _head(f"resp_{secrets.token_hex(16)}", model, parallel=True) | ending
+
+
+def _usage(counted: dict[str, Any]) -> dict[str, Any]:
+    """Return a ``usage`` with the details that responses have."""
+    counted["input_tokens_details"]["cache_write_tokens"] = 0
+    return {**counted, "output_tokens_details": {"reasoning_tokens": 0}}
 
 
 def _head(name: str, model: str, parallel: bool) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from gateway.http.body import parsed, read_object, size_of
 from gateway.http.connection import NORMAL, JsonSocket
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of, status_of
-from gateway.http.guards.keys import client_of
+from gateway.http.guards import client_of
 from gateway.http.openai.response_writer import empty_response
 from gateway.http.openai.responses import CANCEL, NAMES, ResponseOptions, ResponsesApi
 from omnirelay.errors import BusyError, CancelledRequestError, InvalidRequestError, OmniRelayError

@@ -34,13 +34,20 @@ from shared.messages import Seed
 
 PATIENCE_S: Final = 60.0
 """How long a piece waits for a place at a busy gateway."""
-Names = Mapping[str, str | None]
+MAX_CHARACTERS: Final = 32_768
+"""Of a text: more than half an hour of speech; OpenAI's API takes 4,096."""
+MAX_INSTRUCTIONS: Final = 4096
+START_DELAY: Final = "X-Start-Delay-Ms"
+"""Header of a file: how long to wait before playing it."""
+FORMATS: Final = {each.removesuffix("16"): each for each in CONTENT_TYPES}
+"""The gateway's formats by OpenAI's names, of which only that of PCM is another."""
+NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "instructions", "say": "input"}
+"""Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 
 
 def read_aloud(
     gateway: Gateway,
     account: ClientAccount,
-    names: Names,
     requests: AsyncIterable[GenerateRequest],
     first: HttpAnswer | None = None,
 ) -> AsyncGenerator[AnswerEvent, None]:
@@ -49,7 +56,6 @@ def read_aloud(
     Args:
         gateway: Serves the requests.
         account: Of the client.
-        names: As of :func:`gateway.http.fields.named`.
         requests: One for each piece; asked for the next one when there is audio of the one before.
         first: The answer to a request that was submitted already.
 
@@ -61,42 +67,22 @@ def read_aloud(
         if first is not None:
             yield first
         async for request in requests:
-            yield await _submitted(gateway, account, names, request)
+            yield await _submitted(gateway, account, request)
 
     return one_ahead(answers(), HttpAnswer.close)
 
 
-async def _submitted(
-    gateway: Gateway, account: ClientAccount, names: Names, request: GenerateRequest
-) -> HttpAnswer:
+async def _submitted(gateway: Gateway, account: ClientAccount, request: GenerateRequest) -> HttpAnswer:
     """Submit a request, waiting for a place if the gateway is busy."""
     until = asyncio.get_running_loop().time() + PATIENCE_S
     while True:
         try:
-            return await HttpAnswer.to(gateway, request, account, names)
+            return await HttpAnswer.to(gateway, request, account, NAMES)
         except BusyError as error:
             wait_s = error.retry_after_ms / 1000
             if asyncio.get_running_loop().time() + wait_s > until:
                 raise
         await asyncio.sleep(wait_s)
-
-
-MAX_CHARACTERS: Final = 32_768
-"""Of a text: more than half an hour of speech; OpenAI's API takes 4,096."""
-MAX_INSTRUCTIONS: Final = 4096
-START_DELAY: Final = "X-Start-Delay-Ms"
-"""Header of a file: how long to wait before playing it."""
-FORMATS: Final[Mapping[str, AudioFormat]] = {
-    "mp3": "mp3",
-    "opus": "opus",
-    "aac": "aac",
-    "flac": "flac",
-    "wav": "wav",
-    "pcm": "pcm16",
-}
-"""The gateway's formats by OpenAI's names."""
-NAMES: Final[Mapping[str, str | None]] = {"speaker": "voice", "messages": "instructions", "say": "input"}
-"""Names here of fields of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 
 
 class VoiceFields(msgspec.Struct, frozen=True, kw_only=True):
@@ -187,7 +173,7 @@ class SpeechApi(Api):
         read = partial(read_speech, system_prompt=context.gateway.validator.speech_system_prompt)
         options, [answer] = await begin(context, request, read, NAMES)
         account = context.account(request)
-        events = read_aloud(context.gateway, account, NAMES, _each(options.rest), answer)
+        events = read_aloud(context.gateway, account, _each(options.rest), answer)
         if options.events:
             return EventStream(self._events(options, events), [answer], context.told)
         try:

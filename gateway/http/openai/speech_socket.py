@@ -19,8 +19,8 @@ from gateway.http.context import Api, HttpContext
 from gateway.http.encoding.encoders import AudioFormat, EncodedAudio
 from gateway.http.errors import body_of
 from gateway.http.fields import convert, read_fields
-from gateway.http.guards.keys import client_of
-from gateway.http.openai.speech import MAX_CHARACTERS, NAMES, VoiceFields, read_aloud
+from gateway.http.guards import client_of
+from gateway.http.openai.speech import MAX_CHARACTERS, VoiceFields, read_aloud
 from omnirelay.errors import InvalidRequestError, OmniRelayError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
@@ -114,7 +114,7 @@ class _Connection(JsonSocket):
 
     async def _speak(self, request: GenerateRequest, audio_format: AudioFormat, config: VoiceFields) -> None:
         account = self._context.account(self._socket)
-        events = read_aloud(self._context.gateway, account, NAMES, self._requests(request))
+        events = read_aloud(self._context.gateway, account, self._requests(request))
         number, audio = 0, None
         async with aclosing(events):
             async for event in events:

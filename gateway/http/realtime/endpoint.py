@@ -20,14 +20,14 @@ from gateway.http.connection import ClientGoneError
 from gateway.http.context import Api, HttpContext
 from gateway.http.errors import json_response, response_of
 from gateway.http.fields import convert_given
-from gateway.http.guards.keys import client_of, ephemeral_of
+from gateway.http.guards import client_of, ephemeral_of
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.items import new_session_id
-from gateway.http.realtime.live import LiveSession, Outbox, secret_of
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings, changed_settings, shown_warnings
-from gateway.http.realtime.turns.listener import VoicePool
-from gateway.http.realtime.turns.smart_turn import EndDetector, SmartTurn
+from gateway.http.realtime.turn_detection import VoicePool
+from gateway.http.realtime.websocket import LiveSession, Outbox, secret_of
+from gateway.http.voice.smart_turn import EndDetector, SmartTurn
 from gateway.requests.metrics import Connection
 from omnirelay.errors import (
     BusyError,
@@ -38,8 +38,6 @@ from omnirelay.errors import (
 )
 
 log = logging.getLogger(__name__)
-
-
 MAX_SESSIONS: Final = 64
 """Open sessions, of all clients together."""
 RETRY_MS: Final = 5000
@@ -47,20 +45,113 @@ SESSION: Final = "session_id"
 AFTER: Final = "starting_after"
 """Names in the query of a client that resumes its session."""
 MAX_DIGITS: Final = 16
+SUBPROTOCOL: Final = "realtime"
+MAX_BYTES: Final = 2**18
+"""Of the body of a request."""
+LIFE_S: Final = 600
+SECOND_S: Final = 1.0
+"""Of a key's life; shorter in tests."""
 
 
-class Sessions:
-    """Counts sessions by client, and holds what they share.
+class Expiry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """How long a key lives."""
+
+    anchor: Literal["created_at"] = "created_at"
+    seconds: Annotated[int, Meta(ge=10, le=7200)] = LIFE_S
+
+
+class ClientSecretFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The fields of a request."""
+
+    expires_after: Expiry = Expiry()
+    session: dict[str, Any] = {}
+
+
+class RealtimeApi(Api):
+    """The endpoints; counts sessions by client, and holds what they share.
 
     Raises:
         OmniRelayError: ``gateway.turn_model`` cannot be used.
     """
 
     def __init__(self, context: HttpContext) -> None:
-        self._context = context
+        super().__init__(context)
         self._open = Quota(MAX_SESSIONS)
         self._voices = VoicePool(_end_detector(context))
         self._resumable: dict[str, LiveSession] = {}
+
+    async def refuse(self, request: Request) -> Response:
+        """Refuse a request that is not a WebSocket handshake.
+
+        Raises:
+            HTTPException: 426.
+        """
+        del request
+        raise HTTPException(
+            426,
+            "/v1/realtime is a WebSocket: client and proxies must send Upgrade: websocket",
+            {"Upgrade": "websocket"},
+        )
+
+    async def serve(self, socket: WebSocket) -> None:
+        """Hold a realtime session, until another connection resumes it."""
+        not_resumed: SessionNotResumedError | None = None
+        try:
+            try:
+                live = await self.find(socket)
+            except SessionNotResumedError as error:
+                live, not_resumed = None, error
+            if live is None:
+                live = self.begin(socket, await first_settings(self._context, socket))
+        except OmniRelayError as error:
+            self._context.told(error)
+            await socket.send_denial_response(response_of(error))
+            return
+        taken = live.taken
+        try:
+            try:
+                offered = socket.scope["subprotocols"]
+                await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
+                lost = await live.serve(socket, taken, not_resumed)
+            except (ClientGoneError, WebSocketDisconnect) as error:
+                log.debug("a realtime client disconnected: %s", error)
+                lost = True
+            if lost and live.resume_s and not taken.is_set():
+                await self.linger(live, taken)
+        finally:
+            if not taken.is_set():
+                await self.end(live)
+
+    async def create_secret(self, request: Request) -> Response:
+        """Make a short-lived key for realtime sessions.
+
+        Raises:
+            OmniRelayError: As the body's fields, or there are too many keys.
+        """
+        context = self._context
+        body = await read_body(request, context, bytes, MAX_BYTES)
+        values = read_object(bytearray(body)) if body else {}
+        fields: ClientSecretFields = convert_given(values, ClientSecretFields)
+        warnings: list[UnsupportedError] = []
+        share, life = context.share(request), fields.expires_after.seconds
+        settings = await changed_settings(
+            context, share, Settings(), fields.session, "session", warnings.append
+        )
+        hold = context.gateway.held.of(share)
+        hold.grow(len(body))
+        key = EphemeralKey(client_of(request.scope), msgspec.json.encode(fields.session))
+        try:
+            value = context.access.ephemeral.make(key, share, hold, life * SECOND_S)
+        except BusyError:
+            hold.release()
+            raise
+        shown = {
+            "value": value,
+            "expires_at": int(time.time()) + life,
+            "session": settings.shown(new_session_id(), context.model),
+            "warnings": shown_warnings(warnings),
+        }
+        return json_response(shown, headers={"Cache-Control": "no-store"})
 
     def check(self, client: str) -> None:
         """Refuse one session too many, or at shutdown.
@@ -170,62 +261,6 @@ def _end_detector(context: HttpContext) -> EndDetector | None:
     )
 
 
-MAX_BYTES: Final = 2**18
-"""Of the body of a request."""
-LIFE_S: Final = 600
-SECOND_S: Final = 1.0
-"""Of a key's life; shorter in tests."""
-
-
-class Expiry(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """How long a key lives."""
-
-    anchor: Literal["created_at"] = "created_at"
-    seconds: Annotated[int, Meta(ge=10, le=7200)] = LIFE_S
-
-
-class ClientSecretFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The fields of a request."""
-
-    expires_after: Expiry = Expiry()
-    session: dict[str, Any] = {}
-
-
-class ClientSecretsApi(Api):
-    """The endpoint."""
-
-    async def create(self, request: Request) -> Response:
-        """Make a short-lived key for realtime sessions.
-
-        Raises:
-            OmniRelayError: As the body's fields, or there are too many keys.
-        """
-        context = self._context
-        body = await read_body(request, context, bytes, MAX_BYTES)
-        values = read_object(bytearray(body)) if body else {}
-        fields: ClientSecretFields = convert_given(values, ClientSecretFields)
-        warnings: list[UnsupportedError] = []
-        share, life = context.share(request), fields.expires_after.seconds
-        settings = await changed_settings(
-            context, share, Settings(), fields.session, "session", warnings.append
-        )
-        hold = context.gateway.held.of(share)
-        hold.grow(len(body))
-        key = EphemeralKey(client_of(request.scope), msgspec.json.encode(fields.session))
-        try:
-            value = context.access.ephemeral.make(key, share, hold, life * SECOND_S)
-        except BusyError:
-            hold.release()
-            raise
-        shown = {
-            "value": value,
-            "expires_at": int(time.time()) + life,
-            "session": settings.shown(new_session_id(), context.model),
-            "warnings": shown_warnings(warnings),
-        }
-        return json_response(shown, headers={"Cache-Control": "no-store"})
-
-
 async def first_settings(context: HttpContext, connection: HTTPConnection) -> Settings:
     """Return the settings of a client's session at its beginning: those of its ephemeral key, if it has one.
 
@@ -243,56 +278,3 @@ async def first_settings(context: HttpContext, connection: HTTPConnection) -> Se
     if settings.kind == "realtime":
         context.require_model(query.get("model", context.model))
     return settings
-
-
-SUBPROTOCOL: Final = "realtime"
-
-
-class RealtimeApi(Api):
-    """The endpoint."""
-
-    def __init__(self, context: HttpContext, sessions: Sessions) -> None:
-        super().__init__(context)
-        self._sessions = sessions
-
-    async def refuse(self, request: Request) -> Response:
-        """Refuse a request that is not a WebSocket handshake.
-
-        Raises:
-            HTTPException: 426.
-        """
-        del request
-        raise HTTPException(
-            426,
-            "/v1/realtime is a WebSocket: client and proxies must send Upgrade: websocket",
-            {"Upgrade": "websocket"},
-        )
-
-    async def serve(self, socket: WebSocket) -> None:
-        """Hold a realtime session, until another connection resumes it."""
-        not_resumed: SessionNotResumedError | None = None
-        try:
-            try:
-                live = await self._sessions.find(socket)
-            except SessionNotResumedError as error:
-                live, not_resumed = None, error
-            if live is None:
-                live = self._sessions.begin(socket, await first_settings(self._context, socket))
-        except OmniRelayError as error:
-            self._context.told(error)
-            await socket.send_denial_response(response_of(error))
-            return
-        taken = live.taken
-        try:
-            try:
-                offered = socket.scope["subprotocols"]
-                await socket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
-                lost = await live.serve(socket, taken, not_resumed)
-            except (ClientGoneError, WebSocketDisconnect) as error:
-                log.debug("a realtime client disconnected: %s", error)
-                lost = True
-            if lost and live.resume_s and not taken.is_set():
-                await self._sessions.linger(live, taken)
-        finally:
-            if not taken.is_set():
-                await self._sessions.end(live)

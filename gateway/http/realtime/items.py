@@ -3,7 +3,7 @@
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any, Final, Literal, NamedTuple
+from typing import Annotated, Any, ClassVar, Final, Literal, NamedTuple
 
 import msgspec
 from msgspec import Meta
@@ -11,8 +11,8 @@ from msgspec import Meta
 from gateway.fairness.quota import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.fields import convert, named, require_one_of
-from gateway.http.realtime.functions import FunctionCall, FunctionItem, FunctionOutput, ShortId
-from gateway.http.realtime.speech import Format, InputDecoder, SentSpeech, decoded_size
+from gateway.http.openai.messages import PastFunction
+from gateway.http.realtime.audio import BYTES_PER_S, Format, InputDecoder, SentSpeech, decoded_size
 from gateway.input.urls import is_data_url, parse_https
 from omnirelay.content import (
     AudioPart,
@@ -25,16 +25,69 @@ from omnirelay.content import (
     parts_of,
 )
 from omnirelay.errors import InvalidRequestError, MediaTooLargeError, UnsupportedError
-from shared.messages import SAMPLE_RATE
+from omnirelay.tools import result_text
+from omnirelay.values import PlainName
 
 MAX_PARTS: Final = 64
 MAX_SOUND_BYTES: Final = 12 * 2**20
 """Samples of a sound that is sent with its item: as many as one event can have as PCM."""
-BYTES_PER_S: Final = 2 * SAMPLE_RATE
-"""Of audio in events: 16-bit samples."""
-HEADER_BYTES: Final = 44
 
 Status = Literal["in_progress", "completed", "incomplete"]
+
+
+MAX_TEXT: Final = 2**20
+"""Characters of arguments, and of a result."""
+Text = Annotated[str, Meta(max_length=MAX_TEXT)]
+ShortId = Annotated[str, Meta(min_length=1, max_length=64)]
+
+
+def new_call_id() -> str:
+    """Return an id that no call has."""
+    return f"call_{secrets.token_hex(8)}"
+
+
+class _Fields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, tag_field="type"):
+    """Fields of all items; those of clients besides ``id`` change nothing."""
+
+    id: ShortId | None = None
+    object: ShortId | None = None
+    status: ShortId | None = None
+
+    @property
+    def shown(self) -> dict[str, str]:
+        """The fields that clients see."""
+        values: dict[str, str] = msgspec.to_builtins(self)
+        return {name: each for name, each in values.items() if name not in _Fields.__struct_fields__}
+
+
+class FunctionCall(_Fields, frozen=True, tag="function_call"):
+    """A call of the model."""
+
+    role: ClassVar[Role] = "assistant"
+    name: PlainName
+    arguments: Text
+    call_id: ShortId = msgspec.field(default_factory=new_call_id)
+
+    @property
+    def text(self) -> str:
+        """The call as the model wrote it."""
+        return PastFunction(self.name, self.arguments).text
+
+
+class FunctionOutput(_Fields, frozen=True, tag="function_call_output"):
+    """What a function returned."""
+
+    role: ClassVar[Role] = "user"
+    call_id: ShortId
+    output: Text
+
+    @property
+    def text(self) -> str:
+        """The result as the model reads it."""
+        return result_text(self.output)
+
+
+FunctionItem = FunctionCall | FunctionOutput
 
 
 class _Content(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -53,11 +106,6 @@ class _ItemFields(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
     id: ShortId | None = None
     object: str | None = None
     status: str | None = None
-
-
-def milliseconds(size: int) -> int:
-    """Return the length of so many bytes of audio."""
-    return 1000 * size // BYTES_PER_S
 
 
 def new_session_id() -> str:

@@ -15,14 +15,11 @@ from gateway.http.context import HttpContext
 from gateway.http.encoding.encoders import EncodedAudio
 from gateway.http.encoding.g711 import G711Encoder
 from gateway.http.errors import body_of
-from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.audio import LAWS, Playback, SentSpeech
+from gateway.http.realtime.conversation import EarlyPrompt, RealtimeConversation
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.functions import FunctionCall
-from gateway.http.realtime.input.early import EarlyPrompt
-from gateway.http.realtime.items import Item, Status, function_item
+from gateway.http.realtime.items import FunctionCall, Item, Status, function_item
 from gateway.http.realtime.settings import Settings
-from gateway.http.realtime.speech import LAWS, SentSpeech
-from gateway.http.realtime.turns.playback import Playback
 from gateway.requests.lifecycle import RequestState
 from omnirelay.content import ChatMessage, TextPart, media_of
 from omnirelay.errors import OmniRelayError

@@ -121,7 +121,7 @@ class IdleTimer:
     """At most one wait at a time.  Must be closed."""
 
     def __init__(self) -> None:
-        self._wait: asyncio.Task[None] | None = None
+        self._wait: asyncio.TimerHandle | None = None
         self._acting: asyncio.Task[None] | None = None
         self._in_a_row = 0
 
@@ -130,13 +130,12 @@ class IdleTimer:
         self.stop()
         if self._in_a_row < MOST_IN_A_ROW:
             delay = max(0.0, played - time.monotonic()) + idle_s
-            self._wait = asyncio.create_task(self._act_after(delay, act))
+            self._wait = asyncio.get_running_loop().call_later(delay, self._begin, act)
 
     def stop(self) -> None:
         """Wait no more."""
         if self._wait is not None:
             self._wait.cancel()
-            self._wait = None
 
     def spoken(self) -> None:
         """The user is there."""
@@ -150,11 +149,11 @@ class IdleTimer:
             self._acting.cancel()
             await asyncio.gather(self._acting, return_exceptions=True)
 
-    async def _act_after(self, delay: float, act: Callable[[], Awaitable[None]]) -> None:
-        await asyncio.sleep(delay)
-        # What it does from here on stops the wait, not itself.
-        self._acting, self._wait = self._wait, None
+    def _begin(self, act: Callable[[], Awaitable[None]]) -> None:
         self._in_a_row += 1
+        self._acting = asyncio.create_task(self._act(act))
+
+    async def _act(self, act: Callable[[], Awaitable[None]]) -> None:
         try:
             await act()
         except ClientGoneError:

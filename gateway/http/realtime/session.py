@@ -7,23 +7,18 @@ from functools import partial
 from typing import Any, Final
 
 from gateway.access.account import ClientAccount
-from gateway.fairness.quota import Hold
-from gateway.http.body import parsed
+from gateway.http.body import parsed, size_of
 from gateway.http.context import HttpContext
 from gateway.http.errors import body_of
 from gateway.http.fields import convert_given
 from gateway.http.realtime import events
-from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.audio import HEADER_BYTES, Playback, milliseconds
+from gateway.http.realtime.conversation import EarlyPrompt, RealtimeConversation
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.input.buffers import InputAudio, InputVideo
-from gateway.http.realtime.input.early import EarlyPrompt
-from gateway.http.realtime.input.transcription import Transcriber, TranscriptionRules, transcription_of
+from gateway.http.realtime.input_buffers import InputAudio, InputVideo
 from gateway.http.realtime.items import (
-    HEADER_BYTES,
     Item,
     Recorded,
-    messages_of,
-    milliseconds,
     new_item_id,
     new_session_id,
     read_item,
@@ -38,9 +33,8 @@ from gateway.http.realtime.settings import (
     shown_warnings,
     split,
 )
-from gateway.http.realtime.turns.listener import Turn, TurnListener, VoicePool
-from gateway.http.realtime.turns.playback import Playback
-from gateway.http.realtime.turns.rules import SemanticVad
+from gateway.http.realtime.transcription import Transcriber, TranscriptionRules, transcription_of
+from gateway.http.realtime.turn_detection import SemanticVad, Turn, TurnListener, VoicePool
 from omnirelay.content import AudioPart, ChatMessage, ContentPart
 from omnirelay.errors import (
     EmptyAudioError,
@@ -53,8 +47,7 @@ from omnirelay.errors import (
     TruncatedItemError,
     UnsupportedError,
 )
-from omnirelay.protocol import GenerateRequest
-from shared.config import MediaConfig
+from omnirelay.protocol import PIECE_BYTES, GenerateRequest
 
 IDLE_UNIT_S: Final = 0.001
 """Of ``idle_timeout_ms``; shorter in tests."""
@@ -87,7 +80,7 @@ class Session:
 
     def __post_init__(self) -> None:
         gateway, account = self._context.gateway, self._account
-        media, share = _media_of(account, self._context.config.media), account.share
+        media, share = account.client.media(self._context.config.media), account.share
         self._send = self._transport.send
         self._conversation = RealtimeConversation(media, gateway.held.of(share))
         self._audio = InputAudio(media, gateway.held.of(share))
@@ -117,6 +110,27 @@ class Session:
     async def begin(self, told: dict[str, Any] | None = None) -> None:
         """Send ``session.created``, with further fields."""
         await self._send("session.created", {**self._shown(), **(told or {})})
+
+    async def receive(self, text: str | None) -> None:
+        """Process a client's message, which is none if it was not text; its errors are sent back.
+
+        Raises:
+            ClientGoneError: The client disconnected.
+        """
+        context, share = self._context, self._account.share
+        event_id, hold = None, context.gateway.held.of(share)
+        try:
+            if text is None:
+                raise InvalidRequestError("events must be text messages, not binary ones")
+            hold.grow(size_of(text) if len(text) > PIECE_BYTES else 0)
+            event_id, event = await parsed(context, share, events.read_event, text)
+            if isinstance(event, InvalidRequestError):
+                raise event
+            await self.handle(event)
+        except OmniRelayError as error:
+            await self.tell(error, event_id)
+        finally:
+            hold.release()
 
     async def handle(self, event: events.ClientEvent) -> None:
         """Process an event.
@@ -161,14 +175,6 @@ class Session:
                 await self._send("session.updated", {**self._shown(), "warnings": shown_warnings(warnings)})
             case _:
                 await self._edit(event)
-
-    async def read(self, text: str) -> tuple[str | None, events.ClientEvent | InvalidRequestError]:
-        """As :func:`gateway.http.realtime.events.read_event`."""
-        return await parsed(self._context, self._account.share, events.read_event, text)
-
-    def hold(self) -> Hold:
-        """Nothing yet, of the client's memory."""
-        return self._context.gateway.held.of(self._account.share)
 
     async def tell(self, error: OmniRelayError, event_id: str | None) -> None:
         """Send an error; the session goes on."""
@@ -383,7 +389,9 @@ class Session:
         settings = await self._changed(changes, "response", refuse)
         # Refused before anything is interrupted.
         await settings.forced_call(self._context, self._account.share)
-        given = None if options.input is None else await self._given(options.input)
+        given = None
+        if options.input is not None:
+            given = await self._conversation.read(options.input, self._settings.input_format)
         self._idle.stop()
         await self._responses.interrupt()
         await self._make_room()
@@ -405,18 +413,6 @@ class Session:
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
             self._idle.start(self._playback.heard_until, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
-
-    async def _given(self, items: list[dict[str, Any]]) -> list[ChatMessage]:
-        """Convert items that replace the conversation."""
-        given = []
-        for at, values in enumerate(items):
-            if values.get("type") == "item_reference":
-                item = self._conversation.get(str(values.get("id")))
-            else:
-                where, audio_format = f"response.input[{at}]", self._settings.input_format
-                item = await asyncio.to_thread(read_item, values, where, audio_format)
-            given.append(item)
-        return messages_of(given)
 
     def _prompt(self) -> GenerateRequest:
         """Return what a response would ask now."""
@@ -456,10 +452,3 @@ class Session:
         if not isinstance(self._settings.turns, SemanticVad):
             return shown
         return {**shown, "end_of_turn": "silence" if self._voices.end is None else "model"}
-
-
-def _media_of(account: ClientAccount, media: MediaConfig) -> MediaConfig:
-    """Return the media limits of a client."""
-    most_bytes = account.client.most_bytes
-    bounds = {name: most_bytes(getattr(media, name)) for name in ("max_item_bytes", "max_request_bytes")}
-    return media.model_copy(update=bounds)

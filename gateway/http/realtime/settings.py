@@ -11,15 +11,15 @@ from gateway.http.context import HttpContext
 from gateway.http.encoding.tempo import require_speed
 from gateway.http.fields import IGNORED, convert, convert_given, given, named, require_neutral, whole
 from gateway.http.openai.chat_request import Voice, voice_name
-from gateway.http.realtime.functions import read_choice, read_tools, shown_choice, shown_tools
-from gateway.http.realtime.input.transcription import TranscriptionRules
-from gateway.http.realtime.speech import BetaName, Format, FormatFields, read_format, shown_format
-from gateway.http.realtime.turns.rules import ServerVad, TurnRules
+from gateway.http.realtime.audio import BetaName, Format, FormatFields, read_format, shown_format
+from gateway.http.realtime.transcription import TranscriptionRules
+from gateway.http.realtime.turn_detection import ServerVad, TurnRules
+from gateway.input.json_schema import require_feasible
 from gateway.input.tools import CallParser, explained, forced_schema
 from omnirelay.content import ChatMessage
-from omnirelay.errors import UnsupportedError
+from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.protocol import GenerateRequest
-from omnirelay.tools import Choice, Tool
+from omnirelay.tools import MAX_TOOLS, Choice, ChosenFunction, ChosenTool, Function, Tool
 from shared.messages import Temperature
 
 Instructions = Annotated[str, Meta(max_length=2**20)]
@@ -35,8 +35,9 @@ WITHOUT_TURNS: Final = ("gpt-realtime-whisper", "gpt-live-transcribe")
 """Names of OpenAI's models for transcripts that detect no turns by themselves: who names them commits."""
 Speed = Annotated[float, Meta(ge=0.25, le=1.5)]
 Kind = Literal["realtime", "transcription"]
-
-
+MAX_TOOLS_BYTES: Final = 2**18
+"""Size of all functions together as JSON."""
+WORDS: Final = ("none", "auto", "required")
 Unavailable = Callable[[UnsupportedError], None]
 """Called with what this gateway does not do; the other changes are made if it returns."""
 
@@ -212,6 +213,64 @@ def split(values: Mapping[str, Any], names: tuple[str, ...]) -> tuple[dict[str, 
 def shown_warnings(warnings: Iterable[UnsupportedError]) -> list[dict[str, Any]]:
     """Return what of a session's settings is not available, in the form that clients see."""
     return [{"param": each.param, "message": str(each)} for each in warnings]
+
+
+def read_tools(values: Any, where: str, unavailable: Callable[[UnsupportedError], None]) -> tuple[Tool, ...]:
+    """Read the tools of an event, found at ``where`` in it.
+
+    Args:
+        unavailable: Called with each tool that is not a function; the others are taken if it returns.
+
+    Raises:
+        InvalidRequestError: They are invalid, too many or too large.
+        UnsupportedError: From ``unavailable``.
+    """
+    if not isinstance(values, list) or len(values) > MAX_TOOLS:
+        raise InvalidRequestError(f"{where} must be a list of at most {MAX_TOOLS} functions", where)
+    tools = []
+    for at, each in enumerate(values):
+        place = f"{where}[{at}]"
+        # Without the object around it that chats have.
+        given: dict[str, Any] = convert(each, dict[str, Any], place)
+        if (kind := given.pop("type", None)) != "function":
+            unavailable(
+                UnsupportedError(f"{place}.type can be function, not {str(kind)[:64]!r}", f"{place}.type")
+            )
+            continue
+        function = convert(given, Function, place)
+        with named({"text_sampling.json_schema": f"{place}.parameters"}):
+            require_feasible(msgspec.json.encode(function.parameters).decode())
+        tools.append(Tool("function", function))
+    if len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
+        raise InvalidRequestError(f"{where} are limited to {MAX_TOOLS_BYTES} bytes of JSON", where)
+    return tuple(tools)
+
+
+def read_choice(value: Any, where: str) -> Choice:
+    """Read ``tool_choice``.
+
+    Raises:
+        InvalidRequestError: It is invalid.
+    """
+    if isinstance(value, str) and value in WORDS:
+        return next(word for word in WORDS if word == value)
+    if not isinstance(value, dict) or value.get("type") != "function":
+        raise InvalidRequestError(f"{where} can be {', '.join(WORDS)}, or a function", where)
+    # The name is at the top here, as in responses; chats have it one level deeper.
+    chosen = {"name": value["name"]} if isinstance(value.get("name"), str) else value.get("function")
+    return ChosenTool("function", convert(chosen, ChosenFunction, where))
+
+
+def shown_tools(tools: tuple[Tool, ...]) -> list[dict[str, Any]]:
+    """Return functions in OpenAI's realtime form."""
+    return [{"type": "function", **msgspec.to_builtins(tool.function)} for tool in tools]
+
+
+def shown_choice(choice: Choice) -> str | dict[str, str]:
+    """Return ``tool_choice`` in that form."""
+    if isinstance(choice, ChosenTool):
+        return {"type": "function", "name": choice.function.name}
+    return choice
 
 
 def refuse(error: UnsupportedError) -> None:

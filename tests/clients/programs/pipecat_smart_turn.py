@@ -12,7 +12,7 @@ root = Path(sys.argv[1])
 # The server's packages, for those that are not here.
 sys.path += sys.argv[1:3]
 
-from gateway.http.realtime.turns.smart_turn import SAMPLES, SmartTurn, installed_weights, log_mel  # noqa: E402
+from gateway.http.voice.smart_turn import SAMPLES, SmartTurn, installed_weights, log_mel  # noqa: E402
 from omnirelay.errors import ConfigError  # noqa: E402
 
 draw = np.random.default_rng(1)

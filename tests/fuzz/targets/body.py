@@ -11,16 +11,14 @@ from starlette.requests import Request
 
 from gateway.access.account import Principal
 from gateway.http.body import read_body
-from gateway.http.guards.guard import REQUEST_ID
-from gateway.http.guards.keys import CLIENT
+from gateway.http.guards import CLIENT, REQUEST_ID
 from gateway.http.openai import strings
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.speech import read_speech
 from gateway.http.realtime.events import Transport
-from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.settings import Settings
-from gateway.http.realtime.turns.listener import VoicePool
+from gateway.http.realtime.turn_detection import VoicePool
 from omnirelay.content import TextPart, parts_of
 from omnirelay.errors import CancelledRequestError, InvalidRequestError, MediaError, OmniRelayError
 from omnirelay.protocol import GenerateRequest
@@ -137,7 +135,7 @@ async def _converse(lines: list[bytes]) -> None:
     async with asyncio.timeout(60):
         await session.begin()
         for line in lines[:16]:
-            await receive(line.decode("utf-8", "replace"), session)
+            await session.receive(line.decode("utf-8", "replace"))
         await session.close()
     assert INTERNAL not in intake.metrics.codes
     assert not intake.held.total

@@ -18,7 +18,7 @@ from PIL import Image
 from zmq.utils import z85
 
 from gateway.access.places import without_port
-from gateway.http.guards.origins import _is_own, is_local
+from gateway.http.guards import _is_own, is_local
 from gateway.input import urls
 from gateway.input.urls import HttpsUrl, decode_data_url, is_data_url, parse_host, parse_https
 from omnirelay.errors import ConfigError, MediaError, MessageError

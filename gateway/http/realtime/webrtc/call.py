@@ -13,10 +13,9 @@ from aiortc import InvalidStateError, MediaStreamTrack, RTCDataChannel
 from aiortc.mediastreams import MediaStreamError
 from av import AudioFrame, AudioResampler
 
-from gateway.http.connection import ClientGoneError
+from gateway.http.connection import ClientGoneError, received
+from gateway.http.realtime.audio import BYTES_PER_S, milliseconds
 from gateway.http.realtime.events import AppendAudio, Played, Transport
-from gateway.http.realtime.items import BYTES_PER_S, milliseconds
-from gateway.http.realtime.live import receive
 from gateway.http.realtime.session import Session
 from gateway.http.realtime.webrtc.peer import Peer
 from gateway.requests.metrics import CallEnd
@@ -226,7 +225,6 @@ class Call:
         holder: Whose quota it uses.
         _open_session: Opens the session, once the client is connected.
         _longest_s: Time limit of the call.
-        _active: When something happened last.
     """
 
     id: str
@@ -235,10 +233,9 @@ class Call:
     _transport: CallTransport
     _open_session: Callable[[], Session]
     _longest_s: float
-    _active: float = 0.0
 
     async def run(self) -> CallEnd:
-        """Hold the call until one side hangs up, or a limit is reached; then everything is free."""
+        """Hold the call until one side hangs up, or a limit is reached; the peer must be closed then."""
         watching = asyncio.create_task(self._peer.watch())
         watching.add_done_callback(lambda _: self._peer.end())
         end: CallEnd = "hung_up"
@@ -254,7 +251,6 @@ class Call:
             log.debug("the client of %s disconnected", self.id)
         finally:
             watching.cancel()
-            await self._peer.close()
         return "too_slow" if self._transport.stalled else end
 
     def hang_up(self) -> None:
@@ -270,33 +266,27 @@ class Call:
         try:
             await session.begin()
             return await first_of(
-                ended("hung_up", self._handle(session)),
+                ended("time_limit", self._handle(session)),
                 ended("hung_up", self._peer.gone.wait()),
                 ended("too_slow", session.too_slow.wait()),
                 ended("too_fast", self._hear(session)),
-                ended("time_limit", self._watch(session)),
+                ended("time_limit", self._expire()),
             )
         finally:
             await session.close()
 
     async def _handle(self, session: Session) -> None:
+        """Process the client's events, until there are none for too long."""
         while True:
-            text = await self._peer.message()
-            self._active = asyncio.get_running_loop().time()
-            await receive(text, session)
-
-    async def _watch(self, session: Session) -> None:
-        """Return when the call is too long, or nothing has happened for too long."""
-        loop = asyncio.get_running_loop()
-        end = loop.time() + self._longest_s
-        self._active = loop.time()
-        while (now := loop.time()) < end:
-            if session.answering:
-                self._active = now
-            if now >= self._active + IDLE_S:
+            try:
+                text = await received(self._peer.message, IDLE_S, lambda: session.answering)
+            except TimeoutError:
                 log.info("%s ends: no event for %.0f s", self.id, IDLE_S)
                 return
-            await asyncio.sleep(min(end, self._active + IDLE_S) - now)
+            await session.receive(text)
+
+    async def _expire(self) -> None:
+        await asyncio.sleep(self._longest_s)
         log.info("%s ends: it has lasted %.0f s (gateway.webrtc.max_call_s)", self.id, self._longest_s)
 
     async def _hear(self, session: Session) -> None:

@@ -14,7 +14,7 @@ from gateway.fairness.quota import Quota
 from gateway.http.body import read_body, read_object
 from gateway.http.context import HttpContext
 from gateway.http.multipart import TYPE, read_form
-from gateway.http.realtime.endpoint import RETRY_MS, Sessions, first_settings
+from gateway.http.realtime.endpoint import RETRY_MS, RealtimeApi, first_settings
 from gateway.http.realtime.settings import changed_settings, refuse
 from gateway.http.realtime.webrtc.call import Call, CallTransport
 from gateway.http.realtime.webrtc.peer import Peer, read_offer
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 class CallsApi:
     """The endpoints."""
 
-    def __init__(self, context: HttpContext, sessions: Sessions) -> None:
+    def __init__(self, context: HttpContext, sessions: RealtimeApi) -> None:
         self._context = context
         self._sessions = sessions
         self._quota = Quota(context.config.gateway.webrtc.max_calls)
@@ -51,13 +51,15 @@ class CallsApi:
         settings = await changed_settings(context, client, settings, values, "session", refuse)
         self._check(client)
         call_id, transport = f"rtc_{secrets.token_hex(16)}", CallTransport()
-        place = self._place(request, client, call_id)
-        self._sessions.take(client, "webrtc")
-        self._quota.take(client)
-        async with AsyncExitStack() as undone:
-            undone.callback(self._free, call_id, client, place)
+        async with AsyncExitStack() as held:
+            held.callback(self._held.pop, call_id, None)
+            held.callback(self._place(request, client, call_id).leave)
+            self._sessions.take(client, "webrtc")
+            held.callback(self._sessions.give, client, "webrtc")
+            self._quota.take(client)
+            held.callback(self._quota.give, client)
             peer = Peer(transport.track, context.config.gateway.webrtc)
-            undone.push_async_callback(peer.close)
+            held.push_async_callback(peer.close)
             call = self._held[call_id] = Call(
                 call_id,
                 client,
@@ -67,8 +69,7 @@ class CallsApi:
                 context.config.gateway.webrtc.max_call_s,
             )
             answer = offer.complete(await peer.answer(offer.sdp))
-            undone.pop_all()
-        task = asyncio.create_task(self._hold(call, place))
+            task = asyncio.create_task(self._hold(call, held.pop_all()))
         context.calls.add(task)
         task.add_done_callback(context.calls.discard)
         location = {"Location": f"{request.url.path}/{call_id}"}
@@ -87,15 +88,16 @@ class CallsApi:
         call.hang_up()
         return Response()
 
-    async def _hold(self, call: Call, place: Place) -> None:
+    async def _hold(self, call: Call, held: AsyncExitStack) -> None:
+        """Hold a call, and free then what is held for it."""
         end: CallEnd = "failed"
         try:
-            end = await call.run()
+            async with held:
+                end = await call.run()
         except OmniRelayError as error:
             log.warning("%s failed: %s", call.id, error.for_log)
         finally:
             self._context.gateway.metrics.calls.labels(end).inc()
-            self._free(call.id, call.holder, place)
 
     def _check(self, client: str) -> None:
         self._sessions.check(client)
@@ -119,12 +121,6 @@ class CallsApi:
                 place.leave()
             raise BusyError("too many connections of this client are open", RETRY_MS)
         return place
-
-    def _free(self, call_id: str, client: str, place: Place) -> None:
-        self._held.pop(call_id, None)
-        place.leave()
-        self._sessions.give(client, "webrtc")
-        self._quota.give(client)
 
 
 def _read(content_type: str, body: bytearray) -> tuple[bytes, dict[str, Any]]:

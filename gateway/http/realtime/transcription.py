@@ -16,9 +16,8 @@ from gateway.access.account import ClientAccount
 from gateway.http.answer import HttpAnswer, usage_of_transcript
 from gateway.http.connection import ClientGoneError
 from gateway.http.errors import body_of
-from gateway.http.realtime.conversation import RealtimeConversation
+from gateway.http.realtime.conversation import EarlyPrompt, RealtimeConversation
 from gateway.http.realtime.events import Send
-from gateway.http.realtime.input.early import EarlyPrompt
 from gateway.http.realtime.items import Item
 from gateway.manager import Gateway
 from omnirelay.content import ChatMessage, ContentPart, TextPart

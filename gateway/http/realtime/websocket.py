@@ -17,11 +17,9 @@ from starlette.websockets import WebSocket
 
 from gateway.access.account import Principal
 from gateway.fairness.quota import Hold
-from gateway.http.body import size_of
 from gateway.http.connection import NORMAL, ClientGoneError, close, received, send
 from gateway.http.realtime.session import Session
-from omnirelay.errors import InvalidRequestError, OmniRelayError, SessionNotResumedError
-from omnirelay.protocol import PIECE_BYTES
+from omnirelay.errors import SessionNotResumedError
 
 
 class Outbox:
@@ -32,7 +30,7 @@ class Outbox:
 
     Attributes:
         last: The number of the newest event.
-        connections: The number of the newest connection; the first is 0.
+        connected: Whether there is a connection.
     """
 
     def __init__(self, limit: int) -> None:
@@ -41,8 +39,7 @@ class Outbox:
         self._kept = deque[bytes]()
         self._size = 0
         self._written = 0
-        self._connected = True
-        self.connections = 0
+        self.connected = True
         self._closed = False
         self._grown = asyncio.Event()
         self._moved = asyncio.Event()
@@ -66,7 +63,7 @@ class Outbox:
         self._size += len(data)
         self._forget()
         self._grown.set()
-        while self._connected and self._written < number:
+        while self.connected and self._written < number:
             await self._moved.wait()
         if self._closed:
             raise ClientGoneError
@@ -75,26 +72,25 @@ class Outbox:
         """Begin with the event after a number; false if that is not kept any more, or not sent yet."""
         if not self.last - len(self._kept) <= after <= self.last:
             return False
-        self._connected, self._written = True, after
-        self.connections += 1
+        self.connected, self._written = True, after
         return True
 
-    async def write(self, write: Callable[[str], Awaitable[None]], connection: int = 0) -> None:
+    async def write(self, write: Callable[[str], Awaitable[None]], taken: asyncio.Event) -> None:
         """Write events as they come, until cancelled, ``write`` fails, or a newer connection is there."""
-        while connection == self.connections:
+        while not taken.is_set():
             if self._written == self.last:
                 self._grown.clear()
                 await self._grown.wait()
                 continue
             await write(self._kept[self._written - self.last].decode())
-            if connection == self.connections:
+            if not taken.is_set():
                 self._written += 1
                 self._forget()
                 self._move()
 
     def disconnect(self) -> None:
         """Have nobody wait for a connection."""
-        self._connected = False
+        self.connected = False
         self._forget()
         self._move()
 
@@ -110,7 +106,7 @@ class Outbox:
     def _forget(self) -> None:
         """Drop the oldest events beyond the limit; none that the connection waits for."""
         while self._size > self.limit and self._kept:
-            if self._connected and self.last - len(self._kept) >= self._written:
+            if self.connected and self.last - len(self._kept) >= self._written:
                 return
             self._size -= len(self._kept.popleft())
 
@@ -129,27 +125,6 @@ RESUME_SUBPROTOCOL: Final = "omnirelay-resume-secret."
 log = logging.getLogger(__name__)
 
 
-async def receive(text: str | None, session: Session) -> None:
-    """Process a client's message, which is none if it was not text; its errors are sent back.
-
-    Raises:
-        ClientGoneError: The client disconnected.
-    """
-    event_id, hold = None, session.hold()
-    try:
-        if text is None:
-            raise InvalidRequestError("events must be text messages, not binary ones")
-        hold.grow(size_of(text) if len(text) > PIECE_BYTES else 0)
-        event_id, event = await session.read(text)
-        if isinstance(event, InvalidRequestError):
-            raise event
-        await session.handle(event)
-    except OmniRelayError as error:
-        await session.tell(error, event_id)
-    finally:
-        hold.release()
-
-
 def secret_of(connection: HTTPConnection) -> str:
     """Return the secret with which a client resumes a session; empty if it has none, or several."""
     given = connection.headers.getlist(RESUME_HEADER)
@@ -165,7 +140,6 @@ class LiveSession:
     Attributes:
         session: What is served.
         taken: Set when another connection serves the session; each connection has its own.
-        detached: No connection serves it.
         hold: The memory of the events that are kept.
         _owner: Who alone may resume it.
         resume_s: How long it waits for its client; 0 if it ends with its connection.
@@ -177,11 +151,15 @@ class LiveSession:
     _owner: Principal
     resume_s: float
     taken: asyncio.Event = field(default_factory=asyncio.Event)
-    detached: bool = False
     _secret: str = field(default_factory=lambda: secrets.token_urlsafe(SECRET_BYTES))
     _begun: bool = False
     _received: int = 0
     _handling: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+    @property
+    def detached(self) -> bool:
+        """Whether no connection serves it."""
+        return not self._outbox.connected
 
     def admits(self, client: Principal, secret: str) -> bool:
         """Whether a client may resume it: with the secret, and the key that began it, if any."""
@@ -194,7 +172,6 @@ class LiveSession:
             return False
         self.taken.set()
         self.taken = asyncio.Event()
-        self.detached = False
         return True
 
     async def serve(
@@ -219,7 +196,7 @@ class LiveSession:
             return False
         begins = None if resumed else partial(self._begin, not_resumed)
         reading = asyncio.create_task(self._read(socket, taken, begins))
-        writing = asyncio.create_task(self._outbox.write(partial(send, socket), self._outbox.connections))
+        writing = asyncio.create_task(self._outbox.write(partial(send, socket), taken))
         slow, over = asyncio.create_task(self.session.too_slow.wait()), asyncio.create_task(taken.wait())
         tasks = (reading, writing, slow, over)
         try:
@@ -230,11 +207,11 @@ class LiveSession:
                 return False
             if not reading.done():
                 # A client that has closed on purpose may not have been read so far.
-                self._disconnect()
+                self._outbox.disconnect()
             return await reading
         finally:
             if not taken.is_set():
-                self._disconnect()
+                self._outbox.disconnect()
             try:
                 if self.resume_s:
                     # What the client sent is processed to its end: it is told that it has arrived.
@@ -248,16 +225,12 @@ class LiveSession:
     async def linger(self, taken: asyncio.Event, stopping: Callable[[], bool]) -> None:
         """Wait until another connection has taken the session, or none can, or it is too late."""
         if not taken.is_set():
-            self._disconnect()
+            self._outbox.disconnect()
         clock = asyncio.get_running_loop().time
         until = clock() + self.resume_s
         while not taken.is_set() and (left := until - clock()) > 0 and not stopping():
             with suppress(TimeoutError):
                 await asyncio.wait_for(taken.wait(), min(left, STOPPING_S))
-
-    def _disconnect(self) -> None:
-        self.detached = True
-        self._outbox.disconnect()
 
     async def close(self) -> None:
         """End the session."""
@@ -284,7 +257,7 @@ class LiveSession:
             await begins()
         while True:
             try:
-                message = await received(socket, IDLE_S, lambda: self.session.answering)
+                message = await received(socket.receive, IDLE_S, lambda: self.session.answering)
             except TimeoutError:
                 log.info("closing %s: no event for %.0f s", self.session.id, IDLE_S)
                 await socket.close(NORMAL, "idle")
@@ -296,4 +269,4 @@ class LiveSession:
                 if taken.is_set():
                     return False
                 self._received += 1
-                await receive(message.get("text"), self.session)
+                await self.session.receive(message.get("text"))

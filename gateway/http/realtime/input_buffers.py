@@ -9,8 +9,15 @@ from typing import Final, NamedTuple
 from gateway.fairness.quota import Hold
 from gateway.http.encoding.encoders import wav_header
 from gateway.http.encoding.matroska import Film, PictureFormat, write_matroska
-from gateway.http.realtime.items import BYTES_PER_S, HEADER_BYTES, Recorded, milliseconds
-from gateway.http.realtime.speech import Format, InputDecoder, decoded_size
+from gateway.http.realtime.audio import (
+    BYTES_PER_S,
+    HEADER_BYTES,
+    Format,
+    InputDecoder,
+    decoded_size,
+    milliseconds,
+)
+from gateway.http.realtime.items import Recorded
 from omnirelay.content import AudioPart, VideoPart
 from omnirelay.errors import EmptyAudioError, InvalidRequestError, MediaError, MediaTooLargeError
 from shared.config import MediaConfig
@@ -212,7 +219,7 @@ class InputVideo:
         """Return a recording that began at a time, with what was seen meanwhile.
 
         Args:
-            wav: Its file, as :class:`gateway.http.realtime.input.buffers.InputAudio` makes it.
+            wav: Its file, as :class:`gateway.http.realtime.input_buffers.InputAudio` makes it.
         """
         pcm = wav[HEADER_BYTES:]
         frames = self._until(begin_ms + milliseconds(len(pcm)))

@@ -10,8 +10,7 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.http.realtime.turns.decimation import FACTOR
-from gateway.http.realtime.turns.silero import Floats
+from gateway.http.voice.resampling import FACTOR, Floats
 from shared.messages import SAMPLE_RATE
 
 WINDOW: Final = 256

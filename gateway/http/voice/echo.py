@@ -14,12 +14,21 @@ from typing import Final, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from gateway.http.realtime.turns.decimation import BLOCK, FACTOR, MARGIN, Interpolator, decimated
-from gateway.http.realtime.turns.playback import EARLIEST_S, SentAnswer
-from gateway.http.realtime.turns.residual import WINDOW, ResidualEcho
-from gateway.http.realtime.turns.silero import Floats
+from gateway.http.voice.resampling import (
+    BLOCK,
+    DECIMATION,
+    FACTOR,
+    INTERPOLATION,
+    MARGIN,
+    Floats,
+    Resampler,
+    resampled,
+)
+from gateway.http.voice.residual import WINDOW, ResidualEcho
 from shared.messages import SAMPLE_RATE
 
+EARLIEST_S: Final = 0.1
+"""Clocks and networks may make it seem that an answer is heard so much before it could be played."""
 Spectrum = NDArray[np.complexfloating]
 WINDOW_IN: Final = FACTOR * WINDOW
 RECENT: Final = 6
@@ -85,6 +94,27 @@ _OFTEN: Final = 20
 _SELDOM: Final = 3
 
 
+class SentAnswer(NamedTuple):
+    """What may be heard of answers.
+
+    Attributes:
+        latest_s: An echo is heard at most so long after it could be played first.
+        pieces: Time at which each is played if it is played as it comes, in samples, and the samples.
+    """
+
+    latest_s: float
+    pieces: tuple[tuple[int, bytes], ...]
+
+    def samples(self, first: int, count: int) -> Floats:
+        """Return samples, from -1 to 1, from a time in samples; silence where there are none."""
+        found = np.zeros(count, np.float32)
+        for start, pcm in self.pieces:
+            begin, end = max(start, first), min(start + len(pcm) // 2, first + count)
+            if begin < end:
+                found[begin - first : end - first] = np.frombuffer(pcm, "<i2")[begin - start : end - start]
+        return found / np.float32(32768)
+
+
 class Verdict(NamedTuple):
     """What is known of a window.
 
@@ -105,8 +135,8 @@ class EchoCanceller:
         self._at = 0
         self._lag: int | None = None
         self._since = 0
-        self._input = np.zeros(MARGIN, np.float32)
-        self._output = Interpolator()
+        self._input = Resampler(DECIMATION)
+        self._output = Resampler(INTERPOLATION)
         self._heard = np.zeros(HISTORY * WINDOW, np.float32)
         self._played = np.zeros(_SIZE, np.float32)
         self._filter = self._tried = _NONE
@@ -148,11 +178,10 @@ class EchoCanceller:
             verdicts += [
                 Verdict(each, before if not at else []) for at, each in enumerate(self._explained(count))
             ]
-        return self._output.interpolated(np.concatenate(left)), verdicts
+        return self._output.push(np.concatenate(left)), verdicts
 
     def _hear(self, samples: Floats, answer: SentAnswer) -> None:
-        heard = decimated(np.concatenate([self._input, samples]))
-        self._input = samples[-MARGIN:]
+        heard = self._input.push(samples)
         self._heard = np.concatenate([self._heard[heard.size :], heard])
         self._at += samples.size
         played = np.concatenate([self._played[heard.size :], self._aligned(answer, heard.size)])
@@ -177,7 +206,7 @@ class EchoCanceller:
 
     def _at_lag(self, answer: SentAnswer, lag: int, count: int) -> Floats:
         size = FACTOR * count
-        return decimated(answer.samples(self._at - lag - size - MARGIN, size + MARGIN))
+        return resampled(answer.samples(self._at - lag - size - MARGIN, size + MARGIN), DECIMATION)
 
     def _track(self, answer: SentAnswer) -> None:
         """Find the delay, if it is not right any more, and the filter."""

@@ -1,20 +1,22 @@
-"""Silero's voice activity detector, version 6 for 16 kHz, computed with NumPy.
+"""The voice in a stream of audio, window by window: Silero's detector, version 6 for 16 kHz, with NumPy.
 
 The network is small: a spectrum, four convolutions and an LSTM cell, 310,000 numbers.  It says for each
 window of 32 ms how probable speech is.  ``weights/`` has the file that Silero released (MIT), unchanged.
 """
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Final
+from typing import Final, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-Floats = NDArray[np.float32]
+from gateway.http.voice.echo import EchoCanceller, SentAnswer, Verdict
+from gateway.http.voice.resampling import TO_16_KHZ, Floats, Resampler
+from shared.messages import SAMPLE_RATE
 
 RATE: Final = 16_000
 WINDOW: Final = 512
@@ -136,3 +138,56 @@ def _sigmoid(values: Floats) -> Floats:
     # Without overflow for large negative values, unlike 1 / (1 + exp(-x)).
     result: Floats = 0.5 * np.tanh(0.5 * values) + 0.5
     return result
+
+
+WINDOW_MS: Final = 1000 * WINDOW // RATE
+WINDOW_SAMPLES: Final = WINDOW * SAMPLE_RATE // RATE
+"""Samples of a window in events, of 24,000 a second."""
+WINDOW_BYTES: Final = 2 * WINDOW_SAMPLES
+
+
+class Window(NamedTuple):
+    """What was heard in 32 ms.
+
+    Attributes:
+        probability: Of speech.
+        is_echo: Whether an answer's echo explains it; none if that is not known yet.
+        before: The same of the windows before it, if they were judged again.
+    """
+
+    probability: float
+    is_echo: bool | None = False
+    before: Sequence[bool] = ()
+
+
+def floats(pcm: bytes) -> Floats:
+    """Return samples from -1 to 1 of int16."""
+    return np.frombuffer(pcm, "<i2").astype(np.float32) / np.float32(32768)
+
+
+class VoiceStream:
+    """One stream; the network's state goes on from call to call."""
+
+    def __init__(self) -> None:
+        self._state = VoiceState()
+        self._canceller = EchoCanceller()
+        self._resampler = Resampler(TO_16_KHZ)
+
+    def windows(
+        self, pcm: bytes, position: int = 0, answer: SentAnswer | None = None, at: int = 0
+    ) -> list[Window]:
+        """Return what is heard in whole windows, of :data:`WINDOW_BYTES` each: int16, mono, 24 kHz.
+
+        Args:
+            position: Of the first sample in the stream.
+            answer: Whose echo may be heard.
+            at: The time of the first sample, in samples, about.
+        """
+        samples = floats(pcm)
+        verdicts = [Verdict()] * (samples.size // WINDOW_SAMPLES)
+        if answer is not None:
+            samples, verdicts = self._canceller.cancel(samples, position, answer, at)
+        probabilities = silero().probabilities(self._resampler.push(samples), self._state)
+        return [
+            Window(each, *verdict) for each, verdict in zip(probabilities.tolist(), verdicts, strict=True)
+        ]

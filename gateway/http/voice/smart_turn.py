@@ -8,6 +8,7 @@ import asyncio
 import logging
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Final
@@ -16,8 +17,8 @@ import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
 from gateway.fairness.thread import FairThread
-from gateway.http.realtime.turns.silero import RATE, Floats
-from gateway.http.realtime.turns.stream import WINDOW_BYTES, WINDOW_MS, Resampler, floats
+from gateway.http.voice.resampling import TO_16_KHZ, Floats, Resampler
+from gateway.http.voice.vad import RATE, WINDOW_BYTES, WINDOW_MS, floats
 from gateway.requests.metrics import EndVerdict
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config.gateway import AUTO
@@ -157,7 +158,7 @@ class EndDetector:
     _heard: Callable[[EndVerdict], None]
     _spent: Callable[[float], None]
     _thread: FairThread = field(default_factory=lambda: FairThread("end-of-turn"))
-    _works: set[asyncio.Task[float]] = field(default_factory=set)
+    _waiting: int = 0
 
     async def finished(self, pcm: bytes, client: str) -> float | None:
         """Return how probable it is that the speaker has finished; none if that takes too long or fails.
@@ -166,28 +167,27 @@ class EndDetector:
             pcm: The end of the turn in whole windows, at most :data:`HEARD_BYTES`: int16, mono, 24 kHz.
             client: Whose turn it is.
         """
-        if len(self._works) >= MAX_WAITING:
+        if self._waiting >= MAX_WAITING:
             self._heard("busy")
             return None
-        work = asyncio.create_task(self._work(pcm, client))
-        self._works.add(work)
-        work.add_done_callback(self._works.discard)
-        await asyncio.wait({work}, timeout=LATE_S)
-        if not work.done():
-            work.cancel()
+        self._waiting += 1
+        try:
+            async with asyncio.timeout(LATE_S):
+                work = partial(self._probability, pcm)
+                probability, seconds = await self._thread.timed(client, work)
+        except TimeoutError:
             self._heard("late")
             limited(log).warning("the end of a turn was not heard in %.1f s: silence ends it", LATE_S)
             return None
-        if (error := work.exception()) is not None:
+        except Exception:  # noqa: BLE001 - ONNX Runtime's errors have no class in common
             self._heard("failed")
-            limited(log).error("the end of a turn could not be heard: silence ends it", exc_info=error)
+            limited(log).exception("the end of a turn could not be heard: silence ends it")
             return None
-        self._heard("finished" if work.result() >= 0.5 else "unfinished")
-        return work.result()
-
-    async def _work(self, pcm: bytes, client: str) -> float:
-        probability, seconds = await self._thread.timed(
-            client, lambda: self._network(Resampler().resampled(floats(pcm)))
-        )
+        finally:
+            self._waiting -= 1
         self._spent(seconds)
+        self._heard("finished" if probability >= 0.5 else "unfinished")
         return probability
+
+    def _probability(self, pcm: bytes) -> float:
+        return self._network(Resampler(TO_16_KHZ).push(floats(pcm)))

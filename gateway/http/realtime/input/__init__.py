@@ -1,1 +1,0 @@
-"""What the user says: appended audio, the prompt that is computed while it comes, and its transcript."""

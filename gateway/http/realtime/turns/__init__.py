@@ -1,1 +1,0 @@
-"""Turn detection: when the user of a realtime session begins and stops to speak."""

@@ -1,0 +1,1 @@
+"""What a microphone hears: speech, the echo of answers, and whether a speaker has finished."""
