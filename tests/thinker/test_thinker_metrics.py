@@ -2,7 +2,7 @@
 
 from tests.support.answers import random_prompt
 from tests.support.conversations import Item, Processor, asks
-from tests.support.http import Change, Readings
+from tests.support.http import Change
 from tests.support.media import picture, spoken
 from tests.support.thinking import ThinkerRig, request_about, speech_of, thinker_request
 
@@ -22,14 +22,6 @@ def test_rows_batches_and_the_prefix_cache_are_told(thinker: ThinkerRig) -> None
     assert usage.cached_tokens > 0
     assert change("omnirelay_prefix_cache_hit_tokens_total", **OURS) == usage.cached_tokens
     assert change("omnirelay_prefix_cache_queried_tokens_total", **OURS) == 603
-
-
-def test_the_use_of_the_kv_cache_is_told(thinker: ThinkerRig) -> None:
-    thinker.service.accept(thinker_request("a", random_prompt(40)))
-    thinker.step()
-    assert 0 < Readings(thinker.service.collect())("omnirelay_kv_cache_usage_ratio", **OURS) < 1
-    thinker.run()
-    assert Readings(thinker.service.collect())("omnirelay_kv_cache_usage_ratio", **OURS) == 0
 
 
 def test_media_are_told_by_kind_and_outcome(thinker: ThinkerRig, processor: Processor) -> None:
