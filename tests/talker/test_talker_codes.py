@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import TalkerInput
 from tests.support.answers import Answer, Reference
+from tests.support.conversations import Processor, examples
 from tests.support.edges import MakeEdge
 from tests.support.http import Change
 from tests.support.talking import TalkerRig, ask, rows_of, start_of
@@ -43,6 +45,21 @@ def test_greedy_codes_are_transformers_codes(talker: TalkerRig, reference: Refer
     talker.run()
     check(talker, "a", answer)
     assert (talker.starts["a"].speech, talker.starts["a"].priority) == (speech, 3)
+
+
+def test_codes_about_media_are_transformers_codes(
+    talker: TalkerRig, reference: Reference, processor: Processor
+) -> None:
+    options: dict[str, Any] = {"thinker_max_new_tokens": 12, "talker_max_new_tokens": 40}
+    answers = {}
+    for name in ("audio", "two images", "video", "video with its sound", "three turns"):
+        asked = examples()[name]
+        heard = asked.use_audio_in_video
+        (answer,) = reference.answers_to(processor.inputs(asked), use_audio_in_video=heard, **options)
+        plain = torch.arange(answer.positions.shape[1]).expand(3, -1)
+        assert torch.equal(answer.positions, plain) == (name == "audio")
+        answers[name.replace(" ", "-")] = answer
+    check_all(talker, answers, max_tokens=40)
 
 
 def test_heads_and_embeddings_of_other_sizes(other_talker: TalkerRig, other_reference: Reference) -> None:
