@@ -33,6 +33,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "min-p and biases": {"temperature": 1.0, "min_p": 0.3, "logit_bias": {5: 4.0, 6: -4.0}},
     "a schema": {"temperature": 1.0, "json_schema": '{"type": "array", "items": {"type": "integer"}}'},
     "no end before the 35th": {"temperature": 1.0, "min_tokens": 35},
+    "one token": {"max_tokens": 1},
 }
 
 
@@ -113,13 +114,6 @@ def test_positions_go_on_from_the_largest_of_the_prompt(thinker: ThinkerRig, pro
     thinker.run(request)
     positions = thinker.positions("a")[:, : thinker.starts["a"].prompt_tokens]
     assert positions.max() > positions[:, -1].max()
-    check_attempts(thinker, request)
-
-
-def test_a_reply_of_one_token(thinker: ThinkerRig) -> None:
-    request = thinker_request("a", random_prompt(20), speech=speech_of(), max_tokens=1)
-    thinker.run(request)
-    assert len(thinker.text("a")) == 1
     check_attempts(thinker, request)
 
 
