@@ -46,9 +46,11 @@ class Crowd:
         wait_until(lambda: all(each.heard.first_audio for each in streams), "all stream", ANSWERS_S)
         assert not any(each.heard.ended for each in streams), "an answer was too short for this test"
 
-    def check(self) -> None:
-        """Wait for all answers, compare them, and say how long they took."""
+    def check(self, resumed: bool | None = None) -> None:
+        """Wait for all answers, compare them, and say how long they took; and whether some were resumed."""
         check_heard(self._streams, self._undisturbed)
+        if resumed is not None:
+            assert bool(self.resumed()) == resumed, self.resumed()
         answers = [stream.heard for stream in self._streams]
         ttfa = [
             heard.first_audio - self._began

@@ -10,7 +10,7 @@ import pytest
 
 from omnirelay import Client
 from shared.messages import STAGES
-from tests.chaos.streams import Stream, check_heard, heard_of
+from tests.chaos.streams import Stream, check_heard, heard_of, speaks
 from tests.support.ports import free_ports
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import free_addresses, make_config
@@ -78,10 +78,6 @@ def stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> It
         running.name("gateway 2")
         wait_until(lambda: running.whole("gateway 2"), "it has all stages")
         yield running
-
-
-def speaks(streams: list[Stream]) -> bool:
-    return any(stream.heard.chunks for stream in streams)
 
 
 def test_gateways_replace_each_other_behind_their_name(stack: Named) -> None:

@@ -23,6 +23,7 @@ from tests.chaos.report import FIGURES, figures
 from tests.chaos.streams import Heard
 from tests.support.processes import wait_until
 from tests.support.restarting import RestartingStack
+from tests.support.traffic import Clients
 
 CLIENTS: Final = 6
 CLEAN_S: Final = 2.0
@@ -75,8 +76,8 @@ class Tally:
         return *told, lost, wrong
 
 
-class Load:
-    """Clients that ask until they are stopped.
+class Load(Clients):
+    """Clients that ask for all kinds of answers.
 
     Args:
         stack: It runs.
@@ -89,6 +90,8 @@ class Load:
         gateway_killed: When a gateway was killed last, in monotonic seconds.
         told_s: The longest that a client of a killed gateway did not know it.
     """
+
+    stop_s = CELL_S
 
     def __init__(
         self,
@@ -104,23 +107,15 @@ class Load:
         self._stack = stack
         self._requests = requests
         self._undisturbed = undisturbed
-        self._stopping = threading.Event()
         self._lock = threading.Lock()
-        self._threads = [
+        super().__init__(
             threading.Thread(target=self._run, args=(random.Random(seed + number),), name=f"client-{number}")
             for number in range(CLIENTS)
-        ]
-
-    def __enter__(self) -> "Load":
-        for thread in self._threads:
-            thread.start()
-        return self
+        )
 
     def __exit__(self, *_: object) -> None:
         self.broken += [f"{each.name} ended before its time" for each in self._threads if not each.is_alive()]
-        self._stopping.set()
-        for thread in self._threads:
-            thread.join(CELL_S)
+        super().__exit__()
         self.broken += [f"{each.name} has not ended" for each in self._threads if each.is_alive()]
 
     def _run(self, chance: random.Random) -> None:
@@ -310,12 +305,8 @@ def _strike(
         print(f"{until - time.monotonic():6.0f} s left: {target}, {MEANING[fault]}", flush=True)
         done.rest.result(CELL_S)
         if done.dies:
-            _await_death(stack, deaths)
+            wait_until(lambda before=deaths: len(stack.deaths) > before, "the process ends", CELL_S)  # type: ignore[misc]
         wait_until(stack.all_ready, "all replicas are ready again", CELL_S)
-
-
-def _await_death(stack: RestartingStack, before: int) -> None:
-    wait_until(lambda: len(stack.deaths) > before, "the process ends", CELL_S)
 
 
 def _requests_table(tallies: dict[str, Tally]) -> Table:

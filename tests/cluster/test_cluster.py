@@ -9,7 +9,7 @@ import pytest
 
 from omnirelay import Client
 from tests.chaos.load import Load
-from tests.chaos.streams import Heard, Stream, check_heard, heard_of
+from tests.chaos.streams import Heard, check_heard, heard_of, speaks
 from tests.cluster.nodes import CPUS, RayNodes
 from tests.cluster.stack import STREAMS, ClusterStack, folder_of
 from tests.support.processes import wait_until
@@ -37,11 +37,6 @@ def client(stack: ClusterStack) -> Iterator[Client]:
 def gone(victims: list[psutil.Process]) -> bool:
     """Whether these very processes have ended, whoever has their ids now."""
     return not any(each.is_running() and each.status() != psutil.STATUS_ZOMBIE for each in victims)
-
-
-def midway(streams: list[Stream]) -> bool:
-    """Whether a client hears something by now."""
-    return any(stream.heard.first_audio for stream in streams)
 
 
 def away_from(stack: ClusterStack, host: str, names: set[str]) -> bool:
@@ -113,7 +108,7 @@ def test_a_killed_process_is_restarted_by_ray(
     before = stack.processes()["talker-1"]
     streams = stack.ask(client)
     before_loss = stack.status().resumes
-    wait_until(lambda: midway(streams), "somebody hears something", ANSWERS_S)
+    wait_until(lambda: speaks(streams), "somebody hears something", ANSWERS_S)
     psutil.Process(before.pid).kill()
     check_heard(streams, undisturbed)
     assert stack.status().resumes > before_loss
@@ -140,7 +135,7 @@ def test_a_node_that_comes_back_finds_its_processes_fenced(
     old = {stack.processes()[name].pid for name in names}
     streams = stack.ask(client)
     before_loss = stack.status().resumes
-    wait_until(lambda: midway(streams), "somebody hears something", ANSWERS_S)
+    wait_until(lambda: speaks(streams), "somebody hears something", ANSWERS_S)
     victims = nodes.freeze(host)
     try:
         assert old <= {each.pid for each in victims}
@@ -148,7 +143,7 @@ def test_a_node_that_comes_back_finds_its_processes_fenced(
         assert stack.status().resumes > before_loss
         wait_until(lambda: away_from(stack, host, names), "they are elsewhere", ANSWERS_S)
         later = stack.ask(client)
-        wait_until(lambda: midway(later), "somebody hears something", ANSWERS_S)
+        wait_until(lambda: speaks(later), "somebody hears something", ANSWERS_S)
     finally:
         nodes.thaw(host, victims)
         nodes.add()

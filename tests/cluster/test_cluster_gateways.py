@@ -9,7 +9,7 @@ import psutil
 import pytest
 
 from omnirelay import Client
-from tests.chaos.streams import Heard, Stream, check_heard, heard_of
+from tests.chaos.streams import Heard, Stream, check_heard, heard_of, speaks
 from tests.cluster.nodes import SLOT, RayNodes
 from tests.cluster.stack import STREAMS, ClusterStack, Process
 from tests.support.processes import wait_until
@@ -61,10 +61,6 @@ def ask(clients: list[Client]) -> list[Stream]:
     for half in (streams[::2], streams[1::2]):
         wait_until(partial(speaks, half), "speech comes", ANSWERS_S)
     return streams
-
-
-def speaks(streams: list[Stream]) -> bool:
-    return any(each.heard.chunks for each in streams)
 
 
 def served_by(address: str) -> set[int | None]:

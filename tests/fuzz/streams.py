@@ -39,16 +39,6 @@ def framed(data: bytes) -> bytes:
     return bytes(frames)
 
 
-def unframed(stream: bytes) -> bytes:
-    """The other way round."""
-    frames, at = bytearray(b"f"), 0
-    while at < len(stream):
-        length = int.from_bytes(stream[at : at + 4], "big")
-        frames += length.to_bytes(2, "big") + stream[at + 4 : at + 4 + length]
-        at += 4 + length
-    return bytes(frames)
-
-
 async def settle(rounds: int = 12) -> None:
     """Let everything run that waits for nothing but its turn."""
     for _ in range(rounds):

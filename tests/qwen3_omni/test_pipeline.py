@@ -21,7 +21,6 @@ TOLERANCE = 1e-4
 SEED = 2
 """With it the prompts have answers of their own."""
 SHAPES: dict[str, Qwen3Shape] = {
-    "as the others": TINY,
     "embeddings accepted": replace(
         TINY, accepted_layer=0, groups=3, audio={**TINY.audio, "n_window_infer": 400}
     ),

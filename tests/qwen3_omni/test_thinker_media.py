@@ -28,6 +28,7 @@ from tests.support.quantised import QUANTISED, needs_four_bits, quantise
 from tests.support.thinking import MakeThinker, ThinkerRig, request_about, speech_of
 
 IDS = TINY.special_ids
+BORDERS = (("vision_start", "audio_start"), ("audio_end", "vision_end"))
 TEXT = 6
 
 
@@ -85,19 +86,11 @@ def wav(seconds: float) -> Item:
     return Item("audio", encode_audio(said, 16_000, "wav"))
 
 
-@pytest.mark.parametrize("name", examples())
-def test_text_and_rows(
-    thinker: ThinkerRig, processor: Processor, answers: dict[str, Spoken], name: str
-) -> None:
-    thinker.run(request_of(name, examples()[name], processor))
-    check(thinker, named(name), answers[name])
-    assert thinker.usage(named(name)).tokens == len(answers[name].prompt)
-
-
-def test_all_at_once(thinker: ThinkerRig, processor: Processor, answers: dict[str, Spoken]) -> None:
+def test_text_and_rows(thinker: ThinkerRig, processor: Processor, answers: dict[str, Spoken]) -> None:
     thinker.run(*(request_of(name, each, processor) for name, each in examples().items()))
     for name, spoken in answers.items():
         check(thinker, named(name), spoken)
+        assert thinker.usage(named(name)).tokens == len(spoken.prompt)
 
 
 @pytest.mark.parametrize("name", ["everything, with two videos' sound", "three turns"])
@@ -163,17 +156,8 @@ def test_sound_and_pictures_alternate_as_the_references(
         for _ in range(last - first)
     ]
     frames = next(count for count in range(1, 1000) if ChunkWindows.tokens(count) == heard)
-    ids = [
-        40,
-        41,
-        IDS["<|vision_start|>"],
-        IDS["<|audio_start|>"],
-        *runs,
-        IDS["<|audio_end|>"],
-        IDS["<|vision_end|>"],
-        60,
-        61,
-    ]
+    begin, end = ([IDS[f"<|{name}|>"] for name in names] for names in BORDERS)
+    ids = [40, 41, *begin, *runs, *end, 60, 61]
     positions, delta = reference.model.thinker.get_rope_index(
         torch.tensor([ids]),
         video_grid_thw=torch.tensor([[times, 2 * height, 2 * width]]),

@@ -8,16 +8,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from omnirelay.errors import InvalidRequestError
 from services.families.qwen3_omni.thinker import HEADER, PADS, ReplyTrackWriter, Roles
-from shared.messages import ConditioningRows
 from shared.vllm.tensors import unpack_positions, unpack_rows
 from tests.qwen3_omni.tiny import (
     ASSISTANT,
     IM_END,
     IM_START,
     PAD,
-    SYSTEM,
     TEXT_BEGIN,
     TEXT_END,
     USER,
@@ -27,27 +24,7 @@ from tests.qwen3_omni.tiny import (
 )
 
 ROLES = Roles(IM_START, USER, ASSISTANT)
-TURNS = [
-    IM_START,
-    SYSTEM,
-    10,
-    31,
-    IM_END,
-    10,
-    IM_START,
-    USER,
-    10,
-    40,
-    41,
-    IM_END,
-    10,
-    IM_START,
-    ASSISTANT,
-    10,
-    50,
-    IM_END,
-    10,
-]
+TURNS = [*prompt_of(40, 41, system=1), 50, IM_END, 10]
 PROMPTS = {
     "one turn": prompt_of(40, 41),
     "with a system's": prompt_of(40, system=4),
@@ -102,16 +79,9 @@ def test_the_track_is_what_transformers_gives(asked: Asked, cuts: set[int]) -> N
     ids = torch.cat([unpack_positions(each.additional, each.rows.shape[0]) for each in messages], dim=1)
     torch.testing.assert_close(found, spoken.rows, atol=1e-5, rtol=0)
     assert ids.tolist() == [list(range(len(found)))] * 3
-    assert [each.start for each in messages] == _starts(messages)
+    sizes = [each.rows.shape[0] for each in messages]
+    assert [each.start for each in messages] == [0, *itertools.accumulate(sizes[:-1])]
     assert [each.last for each in messages] == [False] * (len(messages) - 1) + [True]
-
-
-def _starts(messages: list[ConditioningRows]) -> list[int]:
-    starts, at = [], 0
-    for each in messages:
-        starts.append(at)
-        at += each.rows.shape[0]
-    return starts
 
 
 def test_turns_of_users_are_moved_together() -> None:
@@ -126,8 +96,3 @@ def test_turns_of_users_are_moved_together() -> None:
     assert ids[0, :7].tolist() == [0, 1, 2, 3, 3, 3, 6]
     assert ids[2, :7].tolist() == [0, 1, 2, 3, 4, 5, 6]
     assert ids[0, 7:].tolist() == list(range(7, 7 + writer.prompt_rows - 7 + HEADER + PADS + 1))
-
-
-def test_a_prompt_without_a_turn_to_answer_is_refused() -> None:
-    with pytest.raises(InvalidRequestError, match="no turn of the assistant"):
-        ROLES.reply_start([IM_START, USER, 10, 40])

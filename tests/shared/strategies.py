@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable
 from typing import Any
 
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from msgspec import inspect
 
@@ -112,6 +113,19 @@ MAKERS: dict[type, Callable[[Any], st.SearchStrategy[Any]]] = {
 def messages_of(union: Any) -> st.SearchStrategy[Any]:
     """Any message that a decoder of a union takes."""
     return st.one_of([values_of(inspect.type_info(kind)) for kind in getattr(union, "__args__", (union,))])
+
+
+def drawn(strategy: st.SearchStrategy[Any], count: int) -> list[Any]:
+    """Some examples, the same ones each time."""
+    found: list[Any] = []
+
+    @settings(max_examples=count, derandomize=True, database=None, deadline=None)
+    @given(strategy)
+    def draw(example: Any) -> None:
+        found.append(example)
+
+    draw()
+    return found
 
 
 SOCKETS: dict[str, tuple[Any, st.SearchStrategy[Any]]] = {

@@ -98,10 +98,25 @@ def take(queue: PullQueue[Any], count: int, meanwhile: Callable[[], object] | No
     return messages
 
 
+def check_passes(sender: PushQueue[Any], receiver: PullQueue[Any], message: Any) -> None:
+    """Send a message, and wait for it alone."""
+    sender.put(message)
+    assert take(receiver, 1, meanwhile=sender.flush) == [message]
+
+
 def take_frames(receiver: zmq.Socket[bytes]) -> list[bytes]:
     """Wait for a multipart message."""
     assert receiver.poll(int(DEADLINE_S * 1000)), "nothing came in time"
     return receiver.recv_multipart()
+
+
+def read_all(connection: socket.socket) -> bytes:
+    """What comes until the other side hangs up."""
+    received = b""
+    with suppress(ConnectionResetError):
+        while part := connection.recv(65536):
+            received += part
+    return received
 
 
 class RawPeer:
@@ -135,13 +150,6 @@ class RawPeer:
     def announce(self, length: int, more: bool = False) -> None:
         """Send the beginning of a frame of this length."""
         self.connection.sendall(bytes([0x02 | more]) + length.to_bytes(8, "big"))
-
-    def is_dropped(self) -> bool:
-        """Wait until the other side has closed the connection."""
-        try:
-            return self.connection.recv(1) == b""
-        except ConnectionResetError:
-            return True
 
     def close(self) -> None:
         self.connection.close()

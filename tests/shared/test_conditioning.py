@@ -1,7 +1,7 @@
 """What thinker and talker add to vLLM's steps, as on a GPU: rows by KV slot, and no waiting of the host."""
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
@@ -29,7 +29,7 @@ from shared.vllm.sampling.arguments import arguments_of
 from shared.vllm.sampling.drawing import DrawProcessor
 from shared.vllm.sampling.repetition import RepetitionProcessor, penalize_here
 from shared.vllm.transfer import all_to_device, to_device
-from tests.support.steps import params_of, step_of
+from tests.support.steps import Recorder, params_of, step_of
 
 WIDTH, BLOCKS, BLOCK_SIZE = 8, 4, 16
 
@@ -157,34 +157,35 @@ def test_several_tensors_go_by_one_copy() -> None:
     assert len(lint._pinned) == 1
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        lambda values: values + torch.tensor([3.0]).to(META, non_blocking=True),
-        lambda values: values + to_device(torch.tensor([3.0]), META).to("cpu"),
-        lambda values: torch.empty(3).copy_(values),
-        lambda values: values.nonzero(),
-        lambda values: values[values > 0],
-        lambda values: values.masked_select(values > 0),
-    ],
-)
-def test_what_waits_is_found(step: Any) -> None:
-    with (
-        pytest.raises((AssertionError, NotImplementedError), match=r"within a step|meta tensor"),
-        step_of("meta"),
-    ):
-        step(torch.empty(3, device=META))
+CHECKS: dict[str, Callable[[], AbstractContextManager[Any]]] = {
+    "meta": lambda: step_of("meta"),
+    "cpu": lambda: step_of("cpu"),
+    "recorded": Recorder,
+}
+ALIKE: list[Callable[[torch.Tensor], Any]] = [
+    lambda values: values.sum().item(),
+    lambda values: values * torch.tensor([2.0]),
+    lambda values: values[values > 0],
+    lambda values: values.nonzero(),
+]
 
 
 @pytest.mark.parametrize(
-    "step",
+    ("check", "step"),
     [
-        lambda values: values.sum().item(),
-        lambda values: values * torch.tensor([2.0]),
-        lambda values: values[values > 0],
-        lambda values: values.index_put_((values > 0,), torch.zeros(())),
+        ("meta", lambda values: values + torch.tensor([3.0]).to(META, non_blocking=True)),
+        ("meta", lambda values: values + to_device(torch.tensor([3.0]), META).to("cpu")),
+        ("meta", lambda values: torch.empty(3).copy_(values)),
+        ("meta", lambda values: values.masked_select(values > 0)),
+        ("cpu", lambda values: values.index_put_((values > 0,), torch.zeros(()))),
+        ("recorded", lambda values: values.to("meta")),
+        *(("meta", step) for step in ALIKE[2:]),
+        *((check, step) for check in ("cpu", "recorded") for step in ALIKE),
     ],
 )
-def test_what_waits_is_found_where_values_are_needed(step: Any) -> None:
-    with pytest.raises(AssertionError, match=r"within a step"), step_of("cpu"):
-        step(torch.ones(3))
+def test_what_waits_is_found(check: str, step: Callable[[torch.Tensor], Any]) -> None:
+    values = torch.ones(3, device="meta" if check == "meta" else "cpu")
+    # Some operators have nothing to do on ``meta`` themselves.
+    allowed = (AssertionError, NotImplementedError) if check == "meta" else AssertionError
+    with pytest.raises(allowed, match=r"within a step|meta tensor"), CHECKS[check]():
+        step(values)

@@ -139,8 +139,6 @@ def test_a_removed_key_is_refused_with_what_became_of_it(write):
         message = str(caught.value)
         assert "stages.talker.prompt_mode was removed: every prompt is computed as the released" in message
         assert ("stages.talker.threads: Input should be greater than 0" in message) is (file is not None)
-    with pytest.raises(ConfigError, match="chunk_growth was removed: a chunk is cut when its"):
-        load_config(write("stages: {token2wav: {synthesis: {chunk_growth: 2}}}"), {})
 
 
 def test_every_key_that_an_upgrade_removed_says_so(write):

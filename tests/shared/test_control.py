@@ -5,7 +5,6 @@ import os
 import threading
 import time
 from collections.abc import Iterator
-from typing import Any
 
 import msgspec
 import pytest
@@ -301,19 +300,20 @@ def test_a_message_without_a_route_is_for_whoever_gets_it(context: Context) -> N
     assert member.concerns("aaaa1", Route(thinker="x", token2wav=INSTANCE))
 
 
-def config(**talker: Any) -> Config:
-    return Config.model_validate({"stages": {"talker": talker}, "security": {"internal_network": True}})
+@pytest.mark.parametrize(
+    ("key", "right", "wrong"),
+    [
+        ("advertise", "tcp://far:1", ["tcp://0.0.0.0:1", "tcp://*:1", "tcp://far:*", "far:1"]),
+        # On any free port.
+        ("inbox", "tcp://127.0.0.1:*", ["tcp://:*", "tcp://h:**", "http://h:*", "tcp://h:"]),
+    ],
+)
+def test_an_address_to_tell_is_one_that_can_be_reached(key: str, right: str, wrong: list[str]) -> None:
+    def config(address: str) -> Config:
+        values = {"stages": {"talker": {key: address}}, "security": {"internal_network": True}}
+        return Config.model_validate(values)
 
-
-def test_an_address_to_tell_is_one_that_can_be_reached() -> None:
-    assert config(advertise="tcp://far:1").stages.talker.advertise == "tcp://far:1"
-    for wrong in ("tcp://0.0.0.0:1", "tcp://*:1", "tcp://far:*", "far:1"):
-        with pytest.raises(ValueError, match="advertise"):
-            config(advertise=wrong)
-
-
-def test_an_inbox_may_be_on_any_free_port() -> None:
-    assert config(inbox="tcp://127.0.0.1:*").stages.talker.inbox == "tcp://127.0.0.1:*"
-    for wrong in ("tcp://:*", "tcp://h:**", "http://h:*", "tcp://h:"):
-        with pytest.raises(ValueError, match="inbox"):
-            config(inbox=wrong)
+    assert getattr(config(right).stages.talker, key) == right
+    for each in wrong:
+        with pytest.raises(ValueError, match=key):
+            config(each)

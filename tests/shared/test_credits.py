@@ -3,7 +3,6 @@
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Callable
 from typing import Any, cast
 
 import msgspec
@@ -298,15 +297,6 @@ context.destroy(linger=0)
 """Offers 1 GiB, and says by how much its memory grew and how much was refused."""
 
 
-def return_credit(queue: PullQueue[Any], sender: PushQueue[Any]) -> Callable[[], None]:
-    def pass_on() -> None:
-        for credit in queue.take_credits():
-            sender.credit(credit)
-        sender.flush()
-
-    return pass_on
-
-
 def test_a_gibibyte_for_a_receiver_that_does_not_read_costs_the_sender_its_bounds(context: Context) -> None:
     queue = PullQueue[Any](context, ANY_PORT, StageEvent)
     with Child(
@@ -337,7 +327,9 @@ def test_the_window_heals_when_the_receiver_dies_with_all_that_was_sent(context:
 
     def look() -> None:
         received.extend(message.seq for message in successor.drain())
-        return_credit(successor, sender)()
+        for credit in successor.take_credits():
+            sender.credit(credit)
+        sender.flush()
 
     wait_until(lambda: 29 in received, look)
     assert received == list(range(received[0], 30))

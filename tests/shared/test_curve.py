@@ -37,6 +37,7 @@ from tests.shared.support import (
     Open,
     Stranger,
     attempts,
+    check_passes,
     client_options,
     endpoint,
     free_address,
@@ -88,8 +89,7 @@ def test_addresses_on_the_file_system_are_kept_from_strangers_too(opened: Open, 
     push = outbox(opened("thinker"), queue, "talker")
     stranger = outbox(opened("thinker", None), queue)
     stranger.put(HELLO)
-    push.put(HELLO)
-    assert take(queue, 1, meanwhile=push.flush) == [HELLO]
+    check_passes(push, queue, HELLO)
     wait_until(lambda: bool(guard(queue.socket.context).refused))  # type: ignore[arg-type]
     assert not list(queue.drain())
 
@@ -100,11 +100,9 @@ def test_the_largest_payload_passes_and_a_larger_one_does_not(opened: Open) -> N
     queue = inbox(opened("talker"), max_payload_bytes=limit)
     push = outbox(opened("thinker"), queue, "talker")
     largest = AudioChunk(request_id="a", seq=0, samples=limit // 4, data=Blob(bytes(limit)))
-    push.put(largest)
-    assert take(queue, 1, meanwhile=push.flush) == [largest]
+    check_passes(push, queue, largest)
     push.put(AudioChunk(request_id="a", seq=0, samples=limit // 4 + 1, data=Blob(bytes(limit + 4))))
-    push.put(HELLO)
-    assert take(queue, 1, meanwhile=push.flush) == [HELLO]
+    check_passes(push, queue, HELLO)
     assert queue.refused == {"payload_invalid": 1}
 
 
@@ -117,8 +115,7 @@ def test_nobody_else_can_read_along(opened: Open) -> None:
         queue = inbox(receiver)
         with Wiretap(port_of(endpoint(queue.socket))) as tap:
             push: PushQueue[Any] = PushQueue(sender, tap.address, sending(), server="gateway")
-            push.put(chunk)
-            assert take(queue, 1, meanwhile=push.flush) == [chunk]
+            check_passes(push, queue, chunk)
             assert (MARK in tap.seen, b"secret-id" in tap.seen) == (not keyed, not keyed)
             push.close()
             queue.close()
@@ -225,8 +222,7 @@ def test_it_is_made_on_a_network_that_is_said_to_be_internal(opened: Open) -> No
     queue = inbox(opened("talker", None, internal_network=True), address)
     thinker = opened("thinker", None, internal_network=True)
     push: PushQueue[Any] = PushQueue(thinker, address.replace("*", "127.0.0.1"), sending(), server="talker")
-    push.put(HELLO)
-    assert take(queue, 1, meanwhile=push.flush) == [HELLO]
+    check_passes(push, queue, HELLO)
 
 
 # --- connections that end ---
@@ -244,8 +240,7 @@ def test_a_connection_that_ends_is_counted_and_attempts_are_not(opened: Open, ke
         queue = inbox(context, address)
         wait_until(lambda: push.link.there)
         assert push.link.breaks == ended
-        push.put(HELLO)
-        assert take(queue, 1, meanwhile=push.flush) == [HELLO]
+        check_passes(push, queue, HELLO)
         queue.close()
         context.term()
         wait_until(lambda: not push.link.there)

@@ -171,6 +171,18 @@ def pair(context: Context) -> tuple[Gateway, Gateway]:
     return Gateway(context, "aaaaaaaa"), Gateway(context, "bbbbbbbb")
 
 
+@contextmanager
+def at_work(context: Context) -> Iterator[tuple[Following, Gateway, Gateway]]:
+    """A stage that works on a request of each of two gateways, which have heard of it."""
+    one, other = pair(context)
+    with shared(context, one, other) as stage:
+        for each in (one, other):
+            stage.work(f"{each.name}1")
+        for each in (one, other):
+            wait_until(lambda each=each: bool(each.told), each.hear)  # type: ignore[misc]
+        yield stage, one, other
+
+
 def ids(gateway: Gateway) -> list[str]:
     return [each.request_id for each in gateway.told]
 
@@ -193,27 +205,8 @@ def test_each_gateway_hears_of_its_own_requests_and_is_told_the_load_of_all(cont
         assert "cccccccc1" not in stage.service.active_requests()
 
 
-def test_a_gateway_that_ends_takes_its_own_requests_along(context: Context) -> None:
-    one, other = pair(context)
-    with shared(context, one, other) as stage:
-        stage.work("aaaaaaaa1")
-        stage.work("bbbbbbbb1")
-        wait_until(lambda: bool(one.told), one.hear)
-        wait_until(lambda: bool(other.told), other.hear)
-        one.tell(Closing())
-        wait_until(lambda: stage.service.active_requests() == ["bbbbbbbb1"])
-        assert stage.loop.drops == {"orphaned": 1}
-        stage.work("bbbbbbbb1", 1)
-        wait_until(lambda: len(other.told) == 2, other.hear)
-
-
 def test_another_gateway_at_the_address_of_one_replaces_that_one_alone(context: Context) -> None:
-    one, other = pair(context)
-    with shared(context, one, other) as stage:
-        stage.work("aaaaaaaa1")
-        stage.work("bbbbbbbb1")
-        wait_until(lambda: bool(one.told), one.hear)
-        wait_until(lambda: bool(other.told), other.hear)
+    with at_work(context) as (stage, one, _):
         # Who is heard again is the same one.
         one.join()
         assert len(stage.service.active_requests()) == 2
@@ -250,16 +243,13 @@ def test_a_gateway_that_is_silent_loses_its_requests_and_is_told_so(context: Con
 
 
 def test_no_gateway_ends_requests_of_another(context: Context) -> None:
-    one, other = pair(context)
-    with shared(context, one, other) as stage:
-        stage.work("bbbbbbbb1")
-        wait_until(lambda: bool(other.told), other.hear)
+    with at_work(context) as (stage, one, other):
         one.tell(Abort(request_id="bbbbbbbb1"))
         wait_until(lambda: bool(one.beat and one.beat.load.refused), one.hear)
-        assert stage.service.active_requests() == ["bbbbbbbb1"]
+        assert stage.service.active_requests() == ["aaaaaaaa1", "bbbbbbbb1"]
         other.tell(Abort(request_id="bbbbbbbb1"))
         wait_until(lambda: "bbbbbbbb1" in other.done, other.hear)
-        assert stage.service.active_requests() == []
+        assert stage.service.active_requests() == ["aaaaaaaa1"]
         assert "bbbbbbbb1" not in one.done
 
 

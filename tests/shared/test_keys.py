@@ -23,13 +23,14 @@ from tests.shared.support import (
     RawPeer,
     Stranger,
     attempts,
+    check_passes,
     count_of,
     endpoint,
     guard,
     inbox,
     outbox,
     port_of,
-    take,
+    read_all,
     wait_until,
 )
 
@@ -238,8 +239,7 @@ def test_a_stranger_delivers_nothing_is_told_of_once_and_counted_and_members_are
         for count in range(1, RETRIES + 1):
             wait_until(lambda count=count: count_of(context, reason) >= count)  # type: ignore[misc]
             assert not stranger.delivered()
-            push.put(HELLO)
-            assert take(queue, 1, meanwhile=push.flush) == [HELLO]
+            check_passes(push, queue, HELLO)
             if count < RETRIES:
                 stranger.again()
         reasons = set(guard(context).refused)
@@ -289,21 +289,11 @@ def test_a_peer_that_speaks_an_older_protocol_is_not_let_in(opened: Open) -> Non
         with socket.create_connection(("127.0.0.1", port_of(endpoint(queue.socket)))) as connection:
             connection.settimeout(DEADLINE_S)
             connection.sendall(data)
-            while connection_answers(connection):
-                pass
+            read_all(connection)
     push = outbox(opened("thinker"), queue, "talker")
-    push.put(HELLO)
-    assert take(queue, 1, meanwhile=push.flush) == [HELLO]
+    check_passes(push, queue, HELLO)
     assert not list(queue.drain())
     assert queue.received.messages == 1
-
-
-def connection_answers(connection: socket.socket) -> bool:
-    """Whether something came; False when the other side has hung up."""
-    try:
-        return connection.recv(4096) != b""
-    except ConnectionResetError:
-        return False
 
 
 def test_a_peer_that_says_nothing_keeps_nobody_out(opened: Open) -> None:
@@ -311,8 +301,7 @@ def test_a_peer_that_says_nothing_keeps_nobody_out(opened: Open) -> None:
     queue = inbox(context)
     silent = [socket.create_connection(("127.0.0.1", port_of(endpoint(queue.socket)))) for _ in range(50)]
     push = outbox(opened("thinker"), queue, "talker")
-    push.put(HELLO)
-    assert take(queue, 1, meanwhile=push.flush) == [HELLO]
+    check_passes(push, queue, HELLO)
     for each in silent:
         each.close()
     wait_until(lambda: guard(context).refused["handshake"] >= len(silent))

@@ -68,11 +68,10 @@ def niceness(pid: int) -> dict[int, int]:
     return {thread: os.getpriority(os.PRIO_PROCESS, thread) for thread in threads}
 
 
-@pytest.mark.parametrize("key", ["INBOX", "HTTP"])
-def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint, key):
+def test_an_address_in_use_ends_the_stage_with_one_line(tiny_checkpoint):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"tcp://127.0.0.1:{taken.getsockname()[1]}"
-        places = {"INBOX": free_address(), key: address}
+        places = {"INBOX": free_address(), "HTTP": address}
         overrides = {f"OMNIRELAY_STAGES__TALKER__{name}": place for name, place in places.items()}
         ended = run_talker(model=tiny_checkpoint, **overrides)
     assert ended.returncode == 1
@@ -112,13 +111,15 @@ def test_a_damaged_file_ends_the_stage_with_one_line(tmp_path: Path, tiny_checkp
     assert problem in line
 
 
-def start_echo(model: Path, *arguments: str, http: str = "null", **overrides: str) -> Child[str]:
+def start_echo(
+    model: Path, *arguments: str, program: str = ECHO, http: str = "null", **overrides: str
+) -> Child[str]:
     """Start a stage that echoes what it is given; it loads until its standard input is closed."""
     names = ("GATEWAY__EVENTS", "GATEWAY__CONTROL", "STAGES__TOKEN2WAV__INBOX")
     addresses = {f"OMNIRELAY_{name}": free_address() for name in names}
     addresses["OMNIRELAY_STAGES__TOKEN2WAV__HTTP"] = http
     return Child(
-        [sys.executable, "-c", ECHO, *arguments],
+        python("-c", program, *arguments),
         env=environment(model, **(addresses | overrides)),
         cwd=ROOT,
         stdin=subprocess.PIPE,
@@ -138,10 +139,7 @@ def test_a_stage_answers_while_it_loads_serves_and_stops_cleanly(tiny_checkpoint
         OMNIRELAY_STAGES__TOKEN2WAV__NICENESS="7",
     )
     with process:
-        assert process.stdin is not None
-        assert process.stdout is not None
         heart = int(process.stdout.readline())
-        assert process.stderr is not None
         seen = [process.stderr.readline()]
         assert get(http, "/livez").status == 200
         loading = get(http, "/readyz")
@@ -174,9 +172,6 @@ def test_a_stage_that_is_sent_sighup_stays_and_reads_where_its_gateways_are(
     process = start_echo(tiny_checkpoint, "--config", str(path))
     with process, zmq.Context() as context, context.socket(zmq.ROUTER) as gateway:
         try:
-            assert process.stdin is not None
-            assert process.stdout is not None
-            assert process.stderr is not None
             process.stdout.readline()
             assert "loading" in process.stderr.readline()
             path.write_text("gateway: {nothing: 1}")
@@ -250,25 +245,20 @@ if __name__ == "__main__":
 """
 
 
-def apart(model: Path, **overrides: str) -> dict[str, str]:
-    """Addresses of a gateway and of token2wav that nobody uses."""
-    names = ["GATEWAY__LISTEN", "GATEWAY__HTTP", "GATEWAY__MONITOR", "GATEWAY__EVENTS", "GATEWAY__CONTROL"]
-    names += ["STAGES__TOKEN2WAV__INBOX", "STAGES__TOKEN2WAV__HTTP"]
-    addresses = {f"OMNIRELAY_{name}": free_address() for name in names}
-    ours = {"OMNI_MODEL": str(model), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    return inherited() | addresses | ours | overrides
-
-
-@pytest.mark.parametrize(("what", "every"), [("stage", 53), ("gateway", 149)])
+@pytest.mark.parametrize(("what", "every"), [("stage", 97), ("gateway", 149)])
 @pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.long)])
 def test_a_process_ends_whenever_it_is_told_to(
     tiny_checkpoint: Path, tmp_path: Path, what: str, every: int, number: str
 ) -> None:
     """With keys, so that all sockets and threads are there that can be."""
     make_keys(tmp_path / "keys", replace=False)
+    ours = ("GATEWAY__LISTEN", "GATEWAY__HTTP", "GATEWAY__MONITOR", "GATEWAY__EVENTS", "GATEWAY__CONTROL")
+    theirs = ("STAGES__TOKEN2WAV__INBOX", "STAGES__TOKEN2WAV__HTTP")
+    variables = {f"OMNIRELAY_{name}": free_address() for name in (*ours, *theirs)}
+    variables |= {"OMNI_MODEL": str(tiny_checkpoint), "OMNIRELAY_SECURITY__KEYS": str(tmp_path / "keys")}
     done = subprocess.run(
         python("-m", "tests.support.stopping", what, number, str(every)),
-        env=apart(tiny_checkpoint, OMNIRELAY_SECURITY__KEYS=str(tmp_path / "keys")),
+        env=inherited() | variables | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
         cwd=ROOT,
         capture_output=True,
         text=True,
@@ -285,15 +275,7 @@ def test_a_process_ends_whenever_it_is_told_to(
 def test_nothing_of_the_engine_can_keep_a_stage_that_is_told_to_end(
     tiny_checkpoint: Path, number: signal.Signals
 ) -> None:
-    with Child(
-        python("-c", STUBBORN),
-        env=apart(tiny_checkpoint),
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    ) as process:
-        assert process.stdout is not None
+    with start_echo(tiny_checkpoint, program=STUBBORN) as process:
         assert process.stdout.readline()
         process.send_signal(number)
         assert process.wait(timeout=60) == 0
@@ -303,7 +285,6 @@ def test_a_process_that_cannot_close_what_it_has_says_where_it_is_and_ends() -> 
     with Child(
         python("-c", HANGING), cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as process:
-        assert process.stdout is not None
         assert process.stdout.readline()
         process.terminate()
         _, told = process.communicate(timeout=60)

@@ -392,7 +392,6 @@ def test_a_stage_that_ends_sends_its_last_spans(tiny_checkpoint: Path, collector
     )
     received = "omnirelay_edge_received_messages_total"
     with process, zmq.Context() as context:
-        assert process.stdin is not None
         process.stdin.close()
         wait_until(lambda: listens(http))
         push: PushQueue[SynthesisStart | CodecTokens] = PushQueue(context, inbox, sending())
@@ -401,7 +400,6 @@ def test_a_stage_that_ends_sends_its_last_spans(tiny_checkpoint: Path, collector
         wait_until(lambda: get(http, "/metrics").metrics[received].samples[0].value == 2, push.flush)
         push.close()
         process.send_signal(signal.SIGTERM)
-        assert process.stderr is not None
         lines = process.stderr.readlines()
         assert process.wait(timeout=60) == 0, lines
     texts = [line.split(": ", 1)[1].strip() for line in lines]

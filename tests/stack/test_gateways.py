@@ -1,6 +1,6 @@
 """Two gateways in front of the same stages: one is lost, the other one's answers do not notice.
 
-That both lose a stage is in ``tests/chaos/test_chaos_gateways.py``.
+That both lose a stage is in ``tests/chaos/test_chaos.py``.
 """
 
 import signal

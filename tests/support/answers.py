@@ -1,6 +1,6 @@
 """transformers' own answers: what the thinker says, what the talker is given and says, how it sounds."""
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 from unittest import mock
@@ -173,18 +173,6 @@ class Reference:
             codes=codes if end is None else codes[:end],
             ended=end is not None,
         )
-
-
-def cut_padding(answer: Answer, end: int) -> Answer:
-    """An answer of a batch without what transformers added to bring the replies to one length."""
-    if end not in answer.text:
-        return answer
-    length = answer.text.index(end) + 1
-    # Its own reply has a row fewer than tokens; then come the rows of the text end and pad tokens.
-    kept = len(answer.prompt) + 1 + (length - 1) + 2
-    return replace(
-        answer, text=answer.text[:length], rows=answer.rows[:kept], positions=answer.positions[:, :kept]
-    )
 
 
 def random_prompt(length: int, seed: int = 0, vocabulary: int = 1536) -> list[int]:

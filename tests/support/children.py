@@ -4,13 +4,21 @@ import subprocess
 import sys
 from pathlib import Path
 from types import TracebackType
-from typing import AnyStr
+from typing import IO, AnyStr
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
 class Child(subprocess.Popen[AnyStr]):
-    """A process that is killed, if it has not ended, when its ``with`` block is left."""
+    """A process that is killed, if it has not ended, when its ``with`` block is left.
+
+    Attributes:
+        stdin: There if it was asked for, as are the others.
+    """
+
+    stdin: IO[AnyStr]
+    stdout: IO[AnyStr]
+    stderr: IO[AnyStr]
 
     def __exit__(
         self,

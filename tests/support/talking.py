@@ -10,6 +10,7 @@ import torch
 
 from omnirelay.errors import OmniRelayError
 from services.families.qwen2_5_omni.talker import TALKER
+from services.talker.family import TalkerFamily
 from services.talker.scheduler import TalkerScheduler
 from services.talker.service import TalkerService
 from shared.config import EngineConfig, TalkerConfig
@@ -94,12 +95,14 @@ def rows_message(
 class TalkerRig(Rig):
     """A talker in the test's process, and all that came out of it."""
 
-    def __init__(self, model: Path, make_edge: MakeEdge, **engine: Any) -> None:
+    def __init__(
+        self, model: Path, make_edge: MakeEdge, family: TalkerFamily = TALKER, **engine: Any
+    ) -> None:
         values = {"max_model_len": 2304, "kv_cache_memory_bytes": 32 * 2**20} | engine
         self._gateway: Edge[StageEvent] = make_edge(StageEvent)
         self._token2wav: Edge[Token2WavInput] = make_edge(Token2WavInput)
         config = TalkerConfig(engine=EngineConfig(**values))
-        self.service = TalkerService(TALKER, model, config, self._gateway.push, self._token2wav.push)
+        self.service = TalkerService(family, model, config, self._gateway.push, self._token2wav.push)
         self.engine = self.service._engine
         self.forget()
 

@@ -5,11 +5,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from shared.messages import TalkerInput
 from tests.support.answers import Answer, Reference
+from tests.support.conversations import Processor, examples
 from tests.support.edges import MakeEdge
 from tests.support.http import Change
 from tests.support.talking import TalkerRig, ask, rows_of, start_of
@@ -18,7 +20,6 @@ from tests.support.workers import TWO, check_gone, prepare_two, shared_names, wo
 from tests.talker.conftest import BLOCK_SIZE, CODEC_START
 
 LENGTHS = (1, 7, 130, 2000)
-MIXED = (1, 7, 130, 2000, 33, 64, 300, 2)
 
 
 def check_all(rig: TalkerRig, answers: Mapping[str, Answer], **speech: Any) -> None:
@@ -46,11 +47,19 @@ def test_greedy_codes_are_transformers_codes(talker: TalkerRig, reference: Refer
     assert (talker.starts["a"].speech, talker.starts["a"].priority) == (speech, 3)
 
 
-def test_eight_at_once_each_get_their_own_codes(talker: TalkerRig, reference: Reference) -> None:
-    answers = {f"r{length}": ask(reference, length) for length in MIXED}
-    check_all(talker, answers)
-    assert max(len(step) for step in talker.steps.scheduled) == 8
-    assert len({tuple(answer.codes) for answer in answers.values()}) == 8
+def test_codes_about_media_are_transformers_codes(
+    talker: TalkerRig, reference: Reference, processor: Processor
+) -> None:
+    options: dict[str, Any] = {"thinker_max_new_tokens": 12, "talker_max_new_tokens": 40}
+    answers = {}
+    for name in ("audio", "two images", "video", "video with its sound", "three turns"):
+        asked = examples()[name]
+        heard = asked.use_audio_in_video
+        (answer,) = reference.answers_to(processor.inputs(asked), use_audio_in_video=heard, **options)
+        plain = torch.arange(answer.positions.shape[1]).expand(3, -1)
+        assert torch.equal(answer.positions, plain) == (name == "audio")
+        answers[name.replace(" ", "-")] = answer
+    check_all(talker, answers, max_tokens=40)
 
 
 def test_heads_and_embeddings_of_other_sizes(other_talker: TalkerRig, other_reference: Reference) -> None:
@@ -182,20 +191,6 @@ def test_the_pad_token_stops_and_nothing_but_codes_is_drawn(
     assert odd_talker.reason("r2000") == "stop"
     assert len(odd_talker.codes("drawn")) == 60
     assert not {CODEC_START, *odd_reference.undrawable} & {*odd_talker.codes("drawn")}
-
-
-def test_a_seed_makes_sampling_repeatable(talker: TalkerRig, reference: Reference) -> None:
-    answer = ask(reference, 7)
-    drawn: dict[str, Any] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "max_tokens": 40}
-    talker.take("alone", answer, seed=5, **drawn)
-    talker.run()
-    talker.take("again", answer, seed=5, **drawn)
-    talker.take("other", answer, seed=6, **drawn)
-    talker.take("neighbour", ask(reference, 33), seed=5, **drawn)
-    talker.take("greedy", answer, max_tokens=40)
-    talker.run()
-    assert talker.codes("again") == talker.codes("alone")
-    assert len({tuple(talker.codes(name)) for name in ("alone", "other", "neighbour", "greedy")}) == 4
 
 
 def test_a_long_prompt_waits_for_all_its_rows(tight_talker: TalkerRig, reference: Reference) -> None:

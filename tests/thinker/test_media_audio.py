@@ -113,13 +113,6 @@ def test_lossy_files_of_browsers_sound_like_what_was_spoken(decoder):
         assert np.corrcoef(samples[:size], speech()[:size])[0, 1] > 0.97, form
 
 
-def test_the_sound_of_a_video_is_a_sound(decoder):
-    for form in ("mp4", "mov", "webm", "mkv"):
-        samples = decoded(decoder, clip(form, text=SENTENCE))
-        assert abs(samples.size - 2 * RATE) < 0.05 * RATE
-        assert np.corrcoef(samples[: 2 * RATE], speech()[: 2 * RATE])[0, 1] > 0.97
-
-
 def wav_that_declares(length: int) -> bytes:
     data = spoken("wav")
     start = data.index(b"data") + 4

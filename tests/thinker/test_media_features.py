@@ -222,8 +222,8 @@ def windows_of(n_window: int) -> Windows:
     return Windows.of(SimpleNamespace(n_window=n_window))
 
 
-@settings(max_examples=80, deadline=None)
-@given(n_window=st.sampled_from(sorted(ENCODERS)), frames=st.integers(3, 1300), seed=st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+@given(n_window=st.sampled_from(sorted(ENCODERS)), frames=st.integers(3, 700), seed=st.integers(0, 99))
 def test_the_encoder_gives_the_same_for_windows_alone_as_for_the_whole(
     n_window: int, frames: int, seed: int
 ) -> None:

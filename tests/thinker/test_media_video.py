@@ -335,7 +335,7 @@ def test_an_animation_that_is_too_long_is_not_decoded_to_its_end(monkeypatch):
         animation.decode_animation(animate(motion(3.0, 10), "gif", 400), short)
     assert shown.call_count == 3
     with pytest.raises(MediaTooLargeError, match="it has 300 frames; at most 241 are taken"):
-        animation.decode_animation(animate(motion(30.0, 10), "gif", 10), short)
+        animation.decode_animation(animate(motion(30.0, 10, 64, 48), "gif", 10), short)
     assert shown.call_count == 3
 
 

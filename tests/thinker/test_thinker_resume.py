@@ -1,5 +1,6 @@
 """A resumed request goes on where it stood: text and rows are those of a run that nobody disturbed."""
 
+import itertools
 from typing import Any
 from unittest import mock
 
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from omnirelay.errors import InvalidRequestError, PromptTooLongError
-from shared.messages import FinishReason, Resume, ResumedSpeech, SpeechSettings, ThinkRequest
+from shared.messages import FinishReason, Resume, ResumedSpeech, ThinkRequest
 from tests.support.answers import random_prompt
 from tests.support.conversations import Item, Processor, asks, examples
 from tests.support.media import clip
@@ -32,6 +33,7 @@ SAMPLINGS: dict[str, dict[str, Any]] = {
     "min-p and biases": {"temperature": 1.0, "min_p": 0.3, "logit_bias": {5: 4.0, 6: -4.0}},
     "a schema": {"temperature": 1.0, "json_schema": '{"type": "array", "items": {"type": "integer"}}'},
     "no end before the 35th": {"temperature": 1.0, "min_tokens": 35},
+    "one token": {"max_tokens": 1},
 }
 
 
@@ -71,36 +73,38 @@ def check(rig: ThinkerRig, attempt: ThinkRequest, whole: str) -> None:
         check_rows(rig, name, whole)
 
 
-def check_attempts(rig: ThinkerRig, request: ThinkRequest) -> None:
+def check_attempts(rig: ThinkerRig, *requests: ThinkRequest) -> None:
     """Resume what was answered already wherever it can be."""
-    whole = request.request_id
-    attempts = cuts_of(request, rig.text(whole), rig.reason(whole))
-    rig.run(*attempts)
-    for attempt in attempts:
-        check(rig, attempt, whole)
+    attempts = {
+        request.request_id: cuts_of(request, rig.text(request.request_id), rig.reason(request.request_id))
+        for request in requests
+    }
+    rig.run(*itertools.chain(*attempts.values()))
+    for whole, each in attempts.items():
+        for attempt in each:
+            check(rig, attempt, whole)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS.values(), ids=SAMPLINGS)
-@pytest.mark.parametrize("speech", [speech_of(), None], ids=["spoken", "text only"])
-def test_it_goes_on_wherever_it_was_cut(
-    thinker: ThinkerRig, sampling: dict[str, Any], speech: SpeechSettings | None
-) -> None:
+def test_it_goes_on_wherever_it_was_cut(thinker: ThinkerRig, sampling: dict[str, Any]) -> None:
     requests = [
-        thinker_request(f"r{length}", random_prompt(length), seed=length, speech=speech, **sampling)
+        thinker_request(f"{kind}{length}", random_prompt(length), seed=length, speech=speech, **sampling)
+        for kind, speech in (("spoken", speech_of()), ("text", None))
         for length in (1, 33, 34)
     ]
     thinker.run(*requests)
     if not sampling:
         assert {thinker.reason(request.request_id) for request in requests} == {"stop", "length"}
-    for request in requests:
-        check_attempts(thinker, request)
+    check_attempts(thinker, *requests)
 
 
-@pytest.mark.parametrize("name", examples())
-def test_with_media_in_the_prompt(thinker: ThinkerRig, processor: Processor, name: str) -> None:
-    request = request_about("a", examples()[name], processor, max_tokens=20, temperature=0.9)
-    thinker.run(request)
-    check_attempts(thinker, request)
+def test_with_media_in_the_prompt(thinker: ThinkerRig, processor: Processor) -> None:
+    requests = [
+        request_about(f"r{number}", each, processor, max_tokens=20, temperature=0.9)
+        for number, each in enumerate(examples().values())
+    ]
+    thinker.run(*requests)
+    check_attempts(thinker, *requests)
 
 
 def test_positions_go_on_from_the_largest_of_the_prompt(thinker: ThinkerRig, processor: Processor) -> None:
@@ -110,13 +114,6 @@ def test_positions_go_on_from_the_largest_of_the_prompt(thinker: ThinkerRig, pro
     thinker.run(request)
     positions = thinker.positions("a")[:, : thinker.starts["a"].prompt_tokens]
     assert positions.max() > positions[:, -1].max()
-    check_attempts(thinker, request)
-
-
-def test_a_reply_of_one_token(thinker: ThinkerRig) -> None:
-    request = thinker_request("a", random_prompt(20), speech=speech_of(), max_tokens=1)
-    thinker.run(request)
-    assert len(thinker.text("a")) == 1
     check_attempts(thinker, request)
 
 

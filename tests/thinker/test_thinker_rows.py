@@ -85,28 +85,12 @@ def test_a_row_leaves_as_soon_as_it_exists(thinker: ThinkerRig) -> None:
     prompt = random_prompt(7)
     thinker.service.accept(thinker_request("a", prompt, speech=speech_of(), max_tokens=4))
     sent = []
-    for _ in range(4):
+    for count in range(1, 5):
         thinker.step()
         sent.append(thinker.rows("a").shape[0])
+        assert len(thinker.texts["a"]) == len(thinker.text("a")) == count
     # The prompt and the voice's row; one row a token; with the last token, also the two closing rows.
     assert sent == [8, 9, 10, 13]
-
-
-def test_eight_at_once_each_get_their_own_reply_and_rows(thinker: ThinkerRig, reference: Reference) -> None:
-    lengths = (1, 7, 130, 2000, 33, 64, 300, 2)
-    spoken = {f"r{length}": random_prompt(length) for length in lengths[::2]}
-    written = {f"r{length}": random_prompt(length) for length in lengths[1::2]}
-    thinker.run(
-        *(thinker_request(name, prompt, speech=speech_of()) for name, prompt in spoken.items()),
-        *(thinker_request(name, prompt) for name, prompt in written.items()),
-    )
-    assert max(len(step) for step in thinker.steps.scheduled) == 8
-    for name, prompt in spoken.items():
-        check_track(thinker, name, reference, prompt)
-    assert thinker.tracks.keys() == spoken.keys()
-    for name, prompt in written.items():
-        assert thinker.text(name) == reference.text(prompt, max_tokens=40)
-    assert len({tuple(thinker.text(name)) for name in spoken | written}) == 8
 
 
 def test_rows_of_a_prompt_computed_in_pieces(chunked_thinker: ThinkerRig, reference: Reference) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from collections import Counter
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
@@ -33,15 +34,6 @@ def test_an_end_token_stops_and_is_delivered_and_there_is_none_before_min_tokens
     assert all(delta.finish_reason is None for delta in thinker.texts["stops"][:-1])
 
 
-def test_tokens_leave_one_by_one(thinker: ThinkerRig) -> None:
-    thinker.service.accept(thinker_request("one", random_prompt(7), max_tokens=6))
-    for count in range(1, 7):
-        assert thinker.step() == {}
-        assert len(thinker.text("one")) == count
-        assert len(thinker.texts["one"]) == count
-    assert thinker.finished == ["one"]
-
-
 def test_a_seed_makes_sampling_repeatable(thinker: ThinkerRig) -> None:
     prompt = random_prompt(7)
     drawn: dict[str, Any] = {
@@ -60,19 +52,6 @@ def test_a_seed_makes_sampling_repeatable(thinker: ThinkerRig) -> None:
     )
     assert thinker.text("again") == thinker.text("alone")
     assert len({tuple(thinker.text(name)) for name in ("alone", "other", "greedy", "different")}) == 4
-
-
-def test_a_seed_holds_for_a_prompt_computed_in_pieces(
-    thinker: ThinkerRig, chunked_thinker: ThinkerRig
-) -> None:
-    prompts = {"long": random_prompt(300, seed=8), "longer": random_prompt(400, seed=9)}
-    drawn: dict[str, Any] = {"seed": 5, "temperature": 1.0, "top_k": 40, "min_tokens": 30, "max_tokens": 30}
-    for name, prompt in prompts.items():
-        thinker.run(thinker_request(name, prompt, **drawn))
-    chunked_thinker.run(*(thinker_request(name, prompt, **drawn) for name, prompt in prompts.items()))
-    for name in prompts:
-        assert len([count for count in chunked_thinker.steps.of(name) if count > 1]) > 5
-        assert chunked_thinker.text(name) == thinker.text(name)
 
 
 def test_priority_decides_who_is_served_first(single_thinker: ThinkerRig, reference: Reference) -> None:
@@ -220,66 +199,68 @@ BOMB = json.dumps(
 """It takes the compiler 14 s."""
 
 
+@pytest.fixture
+def grammars(thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch) -> Iterator[compiler.Grammars]:
+    """The thinker's, in the place of the session's."""
+    service = thinker.service
+    assert service.wake_fd is not None
+    made = compiler.Grammars(thinker.engine, service._end_tokens, service.wake_fd)
+    monkeypatch.setattr(service, "_grammars", made)
+    yield made
+    made.close()
+
+
 @pytest.mark.parametrize(("bound", "value"), [("COMPILE_S", 1.0), ("MEMORY_BYTES", 2**20)])
 def test_a_schema_that_takes_too_much_ends_its_own_request(
-    thinker: ThinkerRig, bound: str, value: float, monkeypatch: pytest.MonkeyPatch
+    thinker: ThinkerRig,
+    grammars: compiler.Grammars,
+    bound: str,
+    value: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(compiler, bound, value)
-    service = thinker.service
-    assert service.wake_fd is not None
-    grammars = compiler.Grammars(thinker.engine, service._end_tokens, service.wake_fd)
-    monkeypatch.setattr(service, "_grammars", grammars)
     bad = thinker_request("bad", random_prompt(9), json_schema=BOMB)
-    try:
-        service.accept(bad)
-        service.accept(thinker_request("text", random_prompt(9), min_tokens=30))
-        failures: dict[str, OmniRelayError] = {}
-        while service.holds("text") or not failures:
-            thinker.wait()
-            failures |= thinker.step()
-        assert thinker.finished == ["text"]
-        assert isinstance(failures["bad"], InvalidRequestError)
-        assert "simplify it" in str(failures["bad"])
-        service.abort("bad")
-        # What is known of it is not found out again, and the next one is compiled.
-        child = grammars._child
-        assert str(thinker.failure(bad)) == str(failures["bad"])
-        assert grammars._child is child
-        if bound == "COMPILE_S":
-            good = thinker_request("good", random_prompt(9), json_schema='{"enum": [7]}', max_tokens=5)
-            thinker.run(good)
-            assert thinker.reason("good") == "stop"
-    finally:
-        grammars.close()
+    thinker.accept(bad, thinker_request("text", random_prompt(9), min_tokens=30))
+    failures: dict[str, OmniRelayError] = {}
+    while thinker.service.holds("text") or not failures:
+        thinker.wait()
+        failures |= thinker.step()
+    assert thinker.finished == ["text"]
+    assert isinstance(failures["bad"], InvalidRequestError)
+    assert "simplify it" in str(failures["bad"])
+    thinker.service.abort("bad")
+    # What is known of it is not found out again, and the next one is compiled.
+    child = grammars._child
+    assert str(thinker.failure(bad)) == str(failures["bad"])
+    assert grammars._child is child
+    if bound == "COMPILE_S":
+        good = thinker_request("good", random_prompt(9), json_schema='{"enum": [7]}', max_tokens=5)
+        thinker.run(good)
+        assert thinker.reason("good") == "stop"
 
 
-@pytest.mark.parametrize(
-    ("command", "start_s", "problem"),
-    [("sleep 600", 0.1, "has not started"), ("false", 60.0, "try again"), ("/no/such", 60.0, "No such file")],
-)
 def test_a_compiler_that_does_not_start_or_ends_is_no_fault_of_the_schema(
-    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch, command: str, start_s: float, problem: str
+    thinker: ThinkerRig, grammars: compiler.Grammars, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    service = thinker.service
-    assert service.wake_fd is not None
-    grammars = compiler.Grammars(thinker.engine, service._end_tokens, service.wake_fd)
-    monkeypatch.setattr(service, "_grammars", grammars)
     schema = '{"enum": [9]}'
-    try:
+    starts = (
+        ("sleep 600", 0.1, "has not started"),
+        ("false", 60.0, "try again"),
+        ("/no/such", 60.0, "No such file"),
+    )
+    for command, start_s, problem in starts:
         with monkeypatch.context() as slow:
             slow.setattr(compiler, "WORKER", tuple(command.split()))
             slow.setattr("services.thinker.media.decoder._START_S", start_s)
             failure = thinker.failure(thinker_request("early", random_prompt(9), json_schema=schema))
         assert isinstance(failure, BusyError)
         assert problem in str(failure)
-        thinker.run(thinker_request("later", random_prompt(9), json_schema=schema, max_tokens=5))
-        assert thinker.reason("later") == "stop"
-        # As the kernel does for want of memory.
-        grammars.interrupt()
-        thinker.run(thinker_request("last", random_prompt(9), json_schema='{"enum": [6]}', max_tokens=5))
-        assert thinker.reason("last") == "stop"
-    finally:
-        grammars.close()
+    thinker.run(thinker_request("later", random_prompt(9), json_schema=schema, max_tokens=5))
+    assert thinker.reason("later") == "stop"
+    # As the kernel does for want of memory.
+    grammars.interrupt()
+    thinker.run(thinker_request("last", random_prompt(9), json_schema='{"enum": [6]}', max_tokens=5))
+    assert thinker.reason("last") == "stop"
 
 
 def test_a_request_that_is_dropped_while_its_schema_is_compiled_leaves_nothing(thinker: ThinkerRig) -> None:

@@ -2,13 +2,10 @@
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
-from benchmarks.measure.answer import play
 from services.token2wav.chunks import ChunkPlanner, CodecGeometry
 from services.token2wav.pace import Pace
 from shared.config import SynthesisConfig, Token2WavConfig
-from shared.messages import SAMPLE_RATE
 
 GEOMETRY = CodecGeometry(block_size=24, repeats=2, max_frames=2400, unit_samples=240)
 BLOCK = GEOMETRY.codes_per_block
@@ -65,22 +62,10 @@ def simulate(
     return made
 
 
-class Playback(NamedTuple):
-    """What a listener hears.
-
-    Attributes:
-        first_audio: When the first piece comes.
-        gaps: Times that nothing was left to play.
-        silence_s: Their length.
-    """
-
-    first_audio: float
-    gaps: int
-    silence_s: float
-
-
-def playback(arrivals: Sequence[float], cuts: Sequence[int], cost: Cost, look_ahead: int = BLOCK) -> Playback:
-    """Play a stream that is cut as soon as each chunk can be.
+def as_soon_as_can_be(
+    arrivals: Sequence[float], cuts: Sequence[int], cost: Cost, look_ahead: int = BLOCK
+) -> list[tuple[float, int]]:
+    """When each chunk of a stream was made that was cut as soon as it could be, and its codec frames.
 
     Args:
         arrivals: When each codec frame becomes available.
@@ -88,14 +73,12 @@ def playback(arrivals: Sequence[float], cuts: Sequence[int], cost: Cost, look_ah
         cost: Of synthesis.
         look_ahead: Frames after a chunk, other than the last, that it waits for.
     """
-    pieces, start, made = [], 0, 0.0
+    pieces, end, made = [], 0, 0.0
     for frames in cuts:
-        end = start + frames
+        end += frames
         made = max(made, _ready(arrivals, end, look_ahead)) + cost(frames)
-        pieces.append((made, round(frames * FRAME_S * SAMPLE_RATE)))
-        start = end
-    gaps, silence_s = play(pieces)
-    return Playback(pieces[0][0], gaps, silence_s)
+        pieces.append((made, frames))
+    return pieces
 
 
 def growing(frames: int, sizes: Sequence[int], look_ahead: int = BLOCK) -> list[int]:
@@ -118,10 +101,10 @@ def least_silence(
     """The least silence that any cuts at blocks could have, whose first chunk is one block at once.
 
     Args:
-        arrivals: As in :func:`playback`.
+        arrivals: As in :func:`as_soon_as_can_be`.
         cost: Of synthesis.
         longest: Frames of the longest chunk.
-        look_ahead: As in :func:`playback`.
+        look_ahead: As in :func:`as_soon_as_can_be`.
     """
     total = len(arrivals)
     first = next(_ends(0, total, BLOCK, look_ahead))

@@ -23,7 +23,7 @@ def pair(request, name: str):
 
 def lengths(oracle) -> list[int]:
     block = oracle.block_codes
-    return sorted({1, block - 1, block, block + 1, 3 * block + block // 2, 130})
+    return sorted({1, block - 1, block, block + 1, 3 * block + block // 2, 9 * block + 2})
 
 
 SIZES = [12, 24, 48, 96]
@@ -61,9 +61,7 @@ def test_offline_waveform_equals_the_reference(request, name):
         assert (result - expected).abs().max() < TOLERANCE, length
 
 
-@pytest.mark.parametrize("name", ["oracle", "other_oracle"])
-def test_settings_of_the_solver_reach_it(request, name):
-    oracle, engine = pair(request, name)
+def test_settings_of_the_solver_reach_it(oracle, engine):
     settings: list[dict[str, Any]] = [
         {"guidance_scale": 0.0},
         {"guidance_scale": 2.0},
@@ -111,22 +109,17 @@ def test_blocks_before_and_after_matter(oracle):
     assert change_in(codes[: 3 * block] + oracle.codes(block, seed=7), heard=1) > 50 * TOLERANCE
 
 
-@pytest.mark.parametrize("length", [1, 12, 23])
-def test_a_stream_that_fits_in_one_chunk_equals_offline(oracle, engine, length):
-    chunk = oracle.chunk(length, seed=9)
-    parts = fed(engine, chunk.codes)
-    assert len(parts) == 1
-    assert (parts[0] - oracle.waveform(chunk)).abs().max() < TOLERANCE
-
-
-@pytest.mark.parametrize("length", [24, 25, 100])
-def test_a_stream_has_the_samples_of_offline_and_nearly_their_values(oracle, engine, length):
+@pytest.mark.parametrize("length", [1, 12, 23, 24, 25, 100])
+def test_a_stream_equals_offline_in_one_chunk_and_nearly_in_several(oracle, engine, length):
     chunk = oracle.chunk(length, seed=9)
     expected = oracle.waveform(chunk)
-    streamed = torch.cat(fed(engine, chunk.codes))
+    parts = fed(engine, chunk.codes)
+    assert (len(parts) == 1) == (length < 24)
+    streamed = torch.cat(parts)
     assert streamed.shape == expected.shape
-    correlation = torch.corrcoef(torch.stack([streamed, expected]))[0, 1]
-    assert correlation > 0.99
+    if len(parts) == 1:
+        assert (streamed - expected).abs().max() < TOLERANCE
+    assert torch.corrcoef(torch.stack([streamed, expected]))[0, 1] > 0.99
 
 
 @pytest.mark.parametrize("name", ["oracle", "other_oracle"])
@@ -134,31 +127,28 @@ def test_a_stream_has_the_samples_of_offline_and_nearly_their_values(oracle, eng
 def test_chunks_that_see_all_that_follows_equal_the_reference(request, name, scale):
     """Only the look-ahead is an approximation: what a chunk takes over from the one before is exact."""
     oracle, engine = pair(request, name)
-    with solving(engine, guidance_scale=scale):
-        parts_equal_the_reference(oracle, engine, guidance_scale=scale)
-
-
-def parts_equal_the_reference(oracle, engine, **settings):
-    block, frames = oracle.block_codes, oracle.model.config.dit_config.block_size
-    whole = oracle.chunk(5 * block + 3, seed=9)
-    expected = oracle.waveform(whole, **settings)
-    neighbour = oracle.chunk(4 * block, seed=5, speaker="Chelsie")
-    stream, parts = StreamState(), []
-    for start, end in ((0, 1), (1, 4), (4, None)):
-        part = replace(
-            whole,
-            codes=whole.codes[start * block :],
-            start=start * frames,
-            target_end=whole.target_end if end is None else end * frames,
-            stream=stream,
-            is_last=end is None,
-        )
-        engine.submit_chunk("part", part)
-        engine.submit_chunk("neighbour", replace(neighbour, stream=StreamState()))
-        results = run_all(engine)
-        parts.append(results["part"])
-        assert (results["neighbour"] - oracle.waveform(neighbour, **settings)).abs().max() < TOLERANCE
-    assert (torch.cat(parts) - expected).abs().max() < TOLERANCE
+    settings = {"guidance_scale": scale}
+    with solving(engine, **settings):
+        block, frames = oracle.block_codes, oracle.model.config.dit_config.block_size
+        whole = oracle.chunk(5 * block + 3, seed=9)
+        expected = oracle.waveform(whole, **settings)
+        neighbour = oracle.chunk(4 * block, seed=5, speaker="Chelsie")
+        stream, parts = StreamState(), []
+        for start, end in ((0, 1), (1, 4), (4, None)):
+            part = replace(
+                whole,
+                codes=whole.codes[start * block :],
+                start=start * frames,
+                target_end=whole.target_end if end is None else end * frames,
+                stream=stream,
+                is_last=end is None,
+            )
+            engine.submit_chunk("part", part)
+            engine.submit_chunk("neighbour", replace(neighbour, stream=StreamState()))
+            results = run_all(engine)
+            parts.append(results["part"])
+            assert (results["neighbour"] - oracle.waveform(neighbour, **settings)).abs().max() < TOLERANCE
+        assert (torch.cat(parts) - expected).abs().max() < TOLERANCE
 
 
 def test_the_past_of_a_stream_matters(oracle, engine):

@@ -44,13 +44,8 @@ def test_any_slice_equals_a_draw_from_there(seed, total, bounds):
     assert whole.shape == (total, 7)
     assert whole.dtype == torch.float32
     assert torch.equal(whole[a:b], initial_noise(seed, b - a, 7, start=a))
-
-
-@given(seed=seeds)
-@settings(deadline=None, max_examples=20)
-def test_prefix_does_not_depend_on_length_and_seeds_differ(seed):
-    assert torch.equal(initial_noise(seed, 10, 80), initial_noise(seed, 500, 80)[:10])
-    assert not torch.equal(initial_noise(seed, 10, 80), initial_noise(seed ^ 1, 10, 80))
+    assert torch.equal(whole[:b], initial_noise(seed, b, 7))
+    assert not torch.equal(initial_noise(seed, 10, 7), initial_noise(seed ^ 1, 10, 7))
 
 
 def test_far_positions_cost_no_more_than_near_ones_and_are_finite():

@@ -199,9 +199,10 @@ def test_abort_between_two_pieces_of_audio_frees_the_state(oracle, idle, pooler,
     assert pooler.active_states == 1
     del vocoded
     idle.abort(["aborted"])
+    assert idle.has_work
     idle.step()
     gc.collect()
-    assert pooler.active_states == 0
+    assert pooler.active_states == idle.in_flight == 0
     assert not idle.has_work
 
 
@@ -223,19 +224,6 @@ def test_priority_decides_who_waits(oracle, idle):
     idle.step()
     assert progress(idle).keys() == {"soon", "late"}
     run_all(idle)
-
-
-def test_abort_of_the_only_request_leaves_nothing(oracle, idle, pooler):
-    for name in ("a", "b"):
-        idle.submit_chunk(name, oracle.chunk(5))
-    idle.step()
-    idle.abort(["a", "b"])
-    assert idle.has_work
-    idle.step()
-    gc.collect()
-    assert not idle.has_work
-    assert idle.in_flight == 0
-    assert pooler.active_states == 0
 
 
 def test_a_request_id_can_be_used_again_after_an_abort(oracle, idle):
@@ -324,18 +312,15 @@ def test_chunks_due_later_wait_for_one_that_is_due(oracle, idle, monkeypatch):
     oracle.check(results, chunks)
 
 
-@pytest.mark.parametrize(("places", "expected"), [(8, {"a": 1, "b": 1, "due": 1}), (2, {"a": 2, "b": 2})])
-def test_those_due_later_wait_for_one_that_is_due_only_if_it_has_a_place(
-    oracle, idle, monkeypatch, places, expected
-):
+def test_those_due_later_do_not_wait_for_one_that_is_due_and_has_no_place(oracle, idle, monkeypatch):
     monkeypatch.setattr(idle.scheduler, "_margin_s", 1.0)
-    monkeypatch.setattr(idle.scheduler, "max_num_active_reqs", places)
+    monkeypatch.setattr(idle.scheduler, "max_num_active_reqs", 2)
     for name in ("a", "b"):
         idle.submit_chunk(name, oracle.chunk(60, due=time.monotonic() + 100))
     idle.step()
     idle.submit_chunk("due", oracle.chunk(130, due=time.monotonic()))
     idle.step()
-    assert progress(idle) == expected
+    assert progress(idle) == {"a": 2, "b": 2}
     assert run_all(idle).keys() == {"a", "b", "due"}
 
 

@@ -225,7 +225,6 @@ def test_keys_are_removed_when_their_actor_is_killed(tmp_path: Path):
     )
     folder = tmp_path / "a folder"
     with Child([sys.executable, "-c", code, str(folder)], stdout=subprocess.PIPE) as actor:
-        assert actor.stdout is not None
         actor.stdout.readline()
         assert (folder / "thinker.key_secret").exists()
         actor.kill()

@@ -1,7 +1,7 @@
 """What is said in JSON; the first byte tells chat, speech, or the events of a session, a line each."""
 
 import asyncio
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Final
 from unittest import mock
@@ -140,85 +140,3 @@ async def _converse(lines: list[bytes]) -> None:
     assert INTERNAL not in intake.metrics.codes
     assert not intake.held.total
     assert not client.open_requests
-
-
-def seeds() -> Iterator[bytes]:
-    """Give bodies as clients of OpenAI's API write them."""
-    for chat in _chats():
-        yield b"c" + msgspec.json.encode({"model": "omnirelay", **chat})
-    speech = {"model": "omnirelay", "input": "Say this", "voice": "Chelsie", "response_format": "wav"}
-    yield b"s" + msgspec.json.encode(speech)
-    more = {"voice": {"id": "Ethan"}, "instructions": "slowly", "stream_format": "sse", "speed": 1.0}
-    yield b"s" + msgspec.json.encode({**speech, **more, "seed": 3, "response_format": "pcm"})
-    for events in _sessions():
-        yield b"r" + b"\n".join(map(msgspec.json.encode, events))
-
-
-def _chats() -> Iterator[dict[str, Any]]:
-    user = {"role": "user", "content": "Hello"}
-    yield {"messages": [user]}
-    yield {
-        "messages": [{"role": "developer", "content": "Be kind"}, user],
-        "modalities": ["text", "audio"],
-        "audio": {"voice": "Chelsie", "format": "pcm16"},
-        "stream": True,
-        "stream_options": {"include_usage": True},
-        "max_tokens": 5,
-        "temperature": 0.5,
-        "top_k": -1,
-        "seed": 7,
-    }
-    yield {
-        "messages": [{"role": "assistant", "audio": {"transcript": "A spoken answer, long enough"}}, user],
-        "max_completion_tokens": 4,
-        "ignore_eos": True,
-        "codec_sampling": {"temperature": 0.4, "max_tokens": 9},
-        "n": 1,
-        "tools": [],
-        "logit_bias": {},
-        "user": "me",
-        "deadline_s": 2,
-        "priority": -3,
-    }
-    bare = {"data": "UklGRgAAAABXQVZFUklGRg==", "format": "wav"}
-    url = "data:image/png;base64,iVBORw0KGgoAAAANSUhEUg=="
-    content = [
-        {"type": "input_audio", "input_audio": bare},
-        {"type": "image_url", "image_url": {"url": url, "detail": "auto"}},
-        {"type": "video_url", "video_url": {"url": "data:,%00%01%02abcdefghijklm"}},
-        {"type": "audio_url", "audio_url": {"url": "https://example.com/a.wav"}},
-        {"type": "text", "text": 'What is this, and what is "that"?'},
-    ]
-    yield {"messages": [{"role": "user", "content": content}]}
-    for part in content:
-        yield {
-            "messages": [{"role": "user", "content": [part]}],
-            "mm_processor_kwargs": {"use_audio_in_video": True},
-        }
-
-
-def _sessions() -> Iterator[list[dict[str, Any]]]:
-    append = {"type": "input_audio_buffer.append", "audio": "AAABAAIAAwA="}
-    commit, clear = ({"type": f"input_audio_buffer.{each}"} for each in ("commit", "clear"))
-    create: dict[str, Any] = {"type": "response.create", "event_id": "e1"}
-    yield [append, commit, create, append, clear, commit]
-    own = {"conversation": "none", "metadata": {"a": "b"}, "output_modalities": ["text"]}
-    given = [{"type": "message", "role": "user", "content": [{"type": "input_text", "text": "Hi"}]}]
-    yield [{**create, "response": {**own, "input": given, "max_output_tokens": 5}}]
-    item = {"id": "i1", "type": "message", "role": "user", "content": []}
-    parts = [
-        {"type": "input_text", "text": "What is this?"},
-        {"type": "input_image", "image_url": "data:image/png;base64,iVBORw0KGgo="},
-        {"type": "input_audio", "audio": "AAABAA=="},
-    ]
-    yield [
-        {"type": "conversation.item.create", "item": {**item, "content": parts}, "previous_item_id": "root"},
-        {"type": "conversation.item.truncate", "item_id": "i1", "content_index": 0, "audio_end_ms": 5},
-        {**create, "response": {"input": [{"type": "item_reference", "id": "i1"}]}},
-        {"type": "response.cancel"},
-        {"type": "conversation.item.delete", "item_id": "i1"},
-    ]
-    audio = {"input": {"format": {"type": "audio/pcm", "rate": 24000}, "turn_detection": None}}
-    settings = {"type": "realtime", "instructions": "Be kind", "audio": audio, "max_output_tokens": "inf"}
-    beta = {"modalities": ["text"], "voice": "Ethan", "temperature": 0.8, "tool_choice": "auto"}
-    yield [{"type": "session.update", "session": settings}, {"type": "session.update", "session": beta}]

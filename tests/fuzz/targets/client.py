@@ -1,29 +1,17 @@
 """What a gateway writes to a client, whole and cut: the client is told the same, and never left waiting."""
 
 import asyncio
-from collections.abc import Iterator
-from typing import Any, Final
+from typing import Final
 from unittest import mock
 
 import msgspec
 import numpy as np
 
-from omnirelay import AsyncClient, AudioEvent, events
+from omnirelay import AsyncClient, AudioEvent
 from omnirelay.client.answer import AsyncAnswer
 from omnirelay.errors import OmniRelayError
-from omnirelay.protocol import (
-    LENGTH_BYTES,
-    PROTOCOL_VERSION,
-    Refusal,
-    Reply,
-    ServerMessage,
-    StatusReply,
-    Welcome,
-    pack,
-)
-from shared.messages import STAGES
-from tests.fuzz.intake import STATUS
-from tests.fuzz.streams import connection, cut, feed, framed, settle, unframed
+from omnirelay.protocol import LENGTH_BYTES
+from tests.fuzz.streams import connection, cut, feed, framed, settle
 
 REQUESTS: Final = 2
 """Their names are 1 and 2; the status is asked for by the name 3."""
@@ -85,43 +73,3 @@ async def _events(answer: AsyncAnswer) -> list[object]:
     except OmniRelayError as error:
         seen += [error.code, str(error)]
     return seen
-
-
-def seeds() -> Iterator[bytes]:
-    """Give what gateways say."""
-    for stream in _streams():
-        yield b"r" + stream
-        yield unframed(stream)
-
-
-def _streams() -> Iterator[bytes]:
-    welcome = pack(Welcome(PROTOCOL_VERSION, 10**6, 10**5, 10**6))
-    yield pack(Welcome(PROTOCOL_VERSION))
-    yield pack(Refusal("version_unsupported", "another one"))
-    yield pack(Refusal("unauthenticated", "who are you"))
-    yield welcome + pack(Refusal("message_invalid", "what"))
-    yield welcome + pack(StatusReply(3, STATUS))
-    done = events.DoneEvent(
-        request_id="gw.1",
-        text="Hi",
-        prompt_token_ids=[1],
-        text_token_ids=[2, 3],
-        codec_token_ids=[4],
-        audio_seconds=0.1,
-        finish_reason="stop",
-        codec_finish_reason="length",
-        seed=1,
-        speaker="Chelsie",
-        state_seconds=dict.fromkeys(STAGES, 0.5),
-    )
-    answer: list[Any] = [
-        events.AcceptedEvent(request_id="gw.1"),
-        events.TextEvent(token_ids=[2], text="Hi"),
-        events.AudioEvent(seq=0, pcm=np.zeros(3, "<f4").tobytes()),
-        done,
-    ]
-    both: list[ServerMessage] = [Reply(name, event) for event in answer for name in (1, 2)]
-    yield welcome + b"".join(map(pack, [*both, StatusReply(3, STATUS)]))
-    for code in ("busy", "media_too_large", "request_failed", "stage_failed", "what"):
-        event = events.ErrorEvent(code=code, message="why", retry_after_ms=5)
-        yield welcome + pack(Reply(1, event)) + pack(Reply(2, event))

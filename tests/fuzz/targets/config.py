@@ -3,10 +3,8 @@
 import atexit
 import os
 import tempfile
-from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import Final
 
 import msgspec
 import yaml
@@ -14,7 +12,7 @@ import zmq
 from zmq.utils import z85
 
 from gateway.access.account import Principal
-from gateway.access.api_keys import ApiKeys, hash_of, read_keys
+from gateway.access.api_keys import ApiKeys, read_keys
 from omnirelay.error_codes import to_event
 from omnirelay.errors import BusyError, ConfigError
 from omnirelay.protocol import Reply, pack
@@ -22,8 +20,6 @@ from shared.config import ENV_PREFIX, Config, TracingConfig, load_config
 from shared.messages import ROLES
 from shared.tracing.setup import ENDPOINT_VARIABLE, TRACES_VARIABLE, traces_url
 from shared.transport.keys import load_keys, public_file, secret_file
-
-KEY: Final = "omr_seed"
 
 
 def check(data: bytes) -> None:
@@ -114,24 +110,3 @@ def _keys() -> Path:
         secret_file(directory, role).write_text(f'{public}secret-key = "{secret.decode()}"\n')
         secret_file(directory, role).chmod(0o600)
     return directory
-
-
-def seeds() -> Iterator[bytes]:
-    """Give files as the documentation has them."""
-    default = yaml.safe_dump(Config().model_dump(mode="json"))
-    sections = default.split("\n")
-    top = [at for at, line in enumerate(sections) if line and line[0] != " "]
-    for start, end in zip(top, [*top[1:], len(sections)], strict=True):
-        yield b"y" + "\n".join(sections[start:end]).encode()[:1900]
-    yield b"y" + b"a: &b [1, 1.5, 2024-01-02, 1:30, 0x1f, .inf, !!str 5]\nc: *b\n<<: {d: ~}\n"
-    variables = ["GATEWAY__LISTEN=tcp://0.0.0.0:5555", "STAGES__TALKER__REPLICAS=2", "LOG_LEVEL=debug"]
-    variables += ["TRACING__ENDPOINT=http://localhost:4318", "MEDIA__URL_HOSTS=[example.com]"]
-    for variable in variables:
-        yield b"e" + variable.encode()
-    yield b"e" + "\n".join(variables).encode()
-    entry = {"sha256": hash_of(KEY), "requests_per_second": 2.5, "burst": 3, "max_requests": 4}
-    other = {"sha256": hash_of(KEY + "2"), "request_bytes": 1000, "best_priority": -5}
-    yield b"a" + yaml.safe_dump({"alice": entry, "bob": other}).encode()
-    yield b"a" + yaml.safe_dump({"carol": {"sha256": hash_of("3"), "requests_per_second": 1}}).encode()
-    yield b"s" + secret_file(_keys(), "gateway").read_bytes()
-    yield b"p" + public_file(_keys(), "thinker").read_bytes()

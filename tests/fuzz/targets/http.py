@@ -1,14 +1,10 @@
 """Bytes on an HTTP connection of the gateway, whole and cut; the first byte is ignored."""
 
 import asyncio
-import base64
 import re
-from collections.abc import Iterator
 from functools import cache
-from typing import Any, Final
+from typing import Final
 from unittest import mock
-
-import msgspec
 
 from gateway.http.server import HttpServer, api_server
 from tests.fuzz.intake import INTERNAL, Intake, context
@@ -73,51 +69,3 @@ async def _serve(pieces: list[bytes]) -> bytes:
 def _server() -> tuple[HttpServer, Intake]:
     api, intake = context()
     return api_server("tcp://127.0.0.1:0", api), intake
-
-
-def seeds() -> Iterator[bytes]:
-    """Give what HTTP clients write."""
-    paths = ("/", "/page/page.js", "/livez", "/readyz", "/health", "/v1/models", "/v1/models/omnirelay")
-    for path in (*paths, "/v1/requests/gw.1", "/v1/none%20", "/metrics"):
-        yield b"g" + _request("GET", path)
-    yield b"g" + _request("OPTIONS", "/v1/models", {"Origin": "http://example.com"})
-    yield b"g" + _request("GET", "/livez") + _request("HEAD", "/v1/models", {"Host": "evil.example"})
-    chat = msgspec.json.encode({"model": "omnirelay", "messages": [{"role": "user", "content": "Hi"}]})
-    headers = {
-        "Authorization": "Bearer omr_1",
-        "traceparent": f"00-{'1' * 32}-{'2' * 16}-01",
-        "Content-Type": "application/json",
-    }
-    for path in ("/v1/chat/completions", "/v1/audio/speech"):
-        yield b"g" + _request("POST", path, headers | {"Content-Length": str(len(chat))}, chat)
-    pieces = b"".join(b"%x\r\n%b\r\n" % (len(each), each) for each in (chat[:9], chat[9:])) + b"0\r\n\r\n"
-    yield b"g" + _request("POST", "/v1/chat/completions", {"Transfer-Encoding": "chunked"}, pieces)
-    yield b"g" + _request("POST", "/v1/audio/speech", {"Content-Length": "99999999999"}, chat)
-    upgrade = {
-        "Upgrade": "websocket",
-        "Connection": "Upgrade",
-        "Sec-WebSocket-Version": "13",
-        "Sec-WebSocket-Key": base64.b64encode(bytes(16)).decode(),
-        "Sec-WebSocket-Protocol": "realtime, openai-insecure-api-key.omr_1",
-    }
-    events = [
-        {"type": "session.update", "session": {"type": "realtime", "instructions": "Be kind"}},
-        {"type": "input_audio_buffer.append", "audio": "AAABAA=="},
-        {"type": "input_audio_buffer.commit"},
-        {"type": "response.create"},
-    ]
-    frames = b"".join(_frame(1, msgspec.json.encode(event)) for event in events)
-    yield b"g" + _request("GET", "/v1/realtime?model=omnirelay", upgrade, frames)
-    others = _frame(9, b"ping") + _frame(2, b"bytes") + _frame(8, b"\x03\xe8")
-    yield b"g" + _request("GET", "/v1/realtime", upgrade, others)
-
-
-def _request(method: str, target: str, headers: dict[str, Any] | None = None, body: bytes = b"") -> bytes:
-    lines = [f"{name}: {value}" for name, value in ({"Host": "localhost"} | (headers or {})).items()]
-    return "\r\n".join([f"{method} {target} HTTP/1.1", *lines, "", ""]).encode() + body
-
-
-def _frame(opcode: int, payload: bytes) -> bytes:
-    """A frame of a WebSocket's client, masked by zeros so that it can be read."""
-    length = bytes([0x80 | len(payload)]) if len(payload) < 126 else b"\xfe" + len(payload).to_bytes(2, "big")
-    return bytes([0x80 | opcode]) + length + bytes(4) + payload

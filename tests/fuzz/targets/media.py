@@ -2,19 +2,13 @@
 
 import base64
 import socket
-import struct
-from collections.abc import Iterator
-from io import BytesIO
 from pathlib import Path
 from typing import Any, Final, get_args
 from unittest import mock
 from urllib.parse import unquote_to_bytes
 
 import msgspec
-import numpy as np
-import soundfile
 import zmq
-from PIL import Image
 from zmq.utils import z85
 
 from gateway.access.places import without_port
@@ -35,8 +29,6 @@ from services.thinker.media.pipe import (
     DecodeJob,
     Done,
     Pipe,
-    Ready,
-    Refused,
 )
 from shared.messages import MEDIA_KINDS, ROLES, MediaKind, Role
 from shared.tracing.otel import Tracer
@@ -47,7 +39,6 @@ from tests.support.decoding import nbytes
 MAX_BYTES: Final = 1500
 PIECE: Final = 16
 """Data URLs are decoded in pieces of so few characters here."""
-NUMBERS: Final = "0123456789abcdef"
 DECODERS: Final[tuple[msgspec.msgpack.Decoder[Any], ...]] = (ANSWERS, JOBS, LIMITS, STARTS)
 BOUNDS: Final = DecodeLimits(
     max_audio_seconds=1.0,
@@ -226,60 +217,3 @@ def _make_door() -> ConnectionGuard:
 _DOOR: Final = _make_door()
 _DECODER: Final = MediaDecoder(BOUNDS)
 _TRACER: Final = _make_tracer()
-
-
-def seeds() -> Iterator[bytes]:
-    """Give one of each."""
-    png = _picture("PNG")
-    for url in (
-        "data:image/png;base64," + base64.b64encode(png[:90]).decode(),
-        "data:;base64,QUJD",
-        "data:;base64,QQ==",
-        "data:text/plain,a%20b%2Cc" + "abcdefgh" * 4,
-        "DATA:;BASE64,QUJDQUJDQUJDQUJD%51%55%4a%44QUJD",
-    ):
-        yield b"d" + url.encode()
-    for url in ("https://example.com/a.png?b=c#d", "HTTPS://Example.com:8443", "https://10.0.0.1/a/../b"):
-        yield b"h" + url.encode()
-    names = ["localhost:8000", "[::1]:8000", "http://127.0.0.1:8000 127.0.0.1:8000", "tls://[::1]:5555"]
-    for name in (*names, "tcp://127.0.0.1:5555", "https://localhost localhost"):
-        yield b"n" + name.encode()
-    for file in (png, _picture("GIF"), _picture("WEBP"), *_sounds()):
-        yield b"f" + file
-    for message in (
-        Ready(),
-        DecodeJob("video", 5, True),
-        Done((2, 2, 3)),
-        Done((2, 2, 2, 3), 3),
-        Done(None, 3),
-        Refused("too_large", "it is"),
-        BOUNDS,
-    ):
-        header = msgspec.msgpack.encode(message)
-        yield b"p\x00" + len(header).to_bytes(4, "big") + header + bytes(36)
-    for span in ("00-{}-{}-01", "00-{}-{}-00", "01-{}-{}-01-more"):
-        yield b"t" + span.format("1" * 32, "2" * 16).encode()
-    for role in ROLES:
-        key = z85.decode(_PUBLIC[role])
-        question = [b"1.0", b"1", b"omnirelay", b"127.0.0.1", b"", b"CURVE", key]
-        yield b"z" + b"".join(bytes([len(frame)]) + frame for frame in question)
-
-
-def _picture(form: str) -> bytes:
-    """A small animation."""
-    file = BytesIO()
-    first, second = (Image.new("RGB", (2, 2), colour) for colour in ("red", "blue"))
-    first.save(file, form, save_all=True, append_images=[second], duration=100)
-    return file.getvalue()
-
-
-def _sounds() -> Iterator[bytes]:
-    """The same silence in several formats, and the beginnings of what is made elsewhere."""
-    for form in ("WAV", "FLAC", "OGG", "MP3"):
-        file = BytesIO()
-        soundfile.write(file, np.zeros(64, np.float32), 16_000, format=form)
-        yield file.getvalue()[:1200]
-    yield b"ID3\x04\x00\x10\x00\x00\x00\x03abc" + b"3DI" + bytes(7) + b"fLaC"
-    box = struct.pack(">I4s", 16, b"ftyp") + b"isom" + bytes(4)
-    yield box + struct.pack(">I4s", 8, b"moov") + struct.pack(">I4sQ", 1, b"mdat", 20) + bytes(4)
-    yield b"\x1a\x45\xdf\xa3\x80\x18\x53\x80\x67\x84\x1f\x43\xb6\x75"

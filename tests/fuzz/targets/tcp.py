@@ -13,22 +13,9 @@ from gateway.fairness.thread import FairThread
 from gateway.fairness.uploads import UploadRoom
 from gateway.manager import Gateway
 from gateway.tcp.connection import Connection
-from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
-from omnirelay.protocol import (
-    LENGTH_BYTES,
-    Cancel,
-    GenerateRequest,
-    Hello,
-    Piece,
-    Reply,
-    SamplingOverrides,
-    ServerMessage,
-    StatusQuery,
-    Submit,
-    pack,
-)
+from omnirelay.protocol import LENGTH_BYTES, Reply, ServerMessage
 from tests.fuzz.intake import CONFIG, INTERNAL, STATUS, Intake
-from tests.fuzz.streams import connection, cut, feed, framed, unframed
+from tests.fuzz.streams import connection, cut, feed, framed
 
 PIECE_BYTES: Final = 600
 """Longer frames count as uploads here: few enough for the fuzzer to make them."""
@@ -81,57 +68,3 @@ def _messages(written: bytes) -> Iterator[ServerMessage]:
         assert end <= len(written)
         yield decoder.decode(written[at + LENGTH_BYTES : end])
         at = end
-
-
-def seeds() -> Iterator[bytes]:
-    """Give what clients say: requests of every kind behind a hello."""
-    for stream in _streams():
-        yield b"r" + stream
-        yield unframed(stream)
-
-
-def _streams() -> Iterator[bytes]:
-    hello = pack(Hello(1, "seed"))
-    yield hello
-    yield pack(Hello(1, "seed", "omr_key")) + pack(StatusQuery(1))
-    yield pack(Hello(2))
-    yield hello + pack(Cancel(1)) + pack(StatusQuery(2))
-    requests = list(_requests())
-    for request in requests:
-        yield hello + _submit(1, request)
-    yield hello + b"".join(_submit(at, request) for at, request in enumerate(requests[:4]))
-    yield hello + pack(Submit(1, msgspec.Raw(b"\xc0"))) + pack(Cancel(1))
-    body = msgspec.msgpack.encode(requests[0])
-    for middle in (0, 9):
-        pieces = pack(Piece(1, 0, body[:9])) + pack(Piece(1, middle, body[middle:], last=True))
-        yield hello + pieces + pack(Piece(1, 9, body))
-    yield hello + pack(Piece(1, 0, body)) + pack(Cancel(1)) + pack(Piece(1, len(body), b"", last=True))
-
-
-def _submit(name: int, request: GenerateRequest) -> bytes:
-    return pack(Submit(name, msgspec.Raw(msgspec.msgpack.encode(request))))
-
-
-def _requests() -> Iterator[GenerateRequest]:
-    user = ChatMessage("user", "Hello")
-    yield GenerateRequest(messages=[user])
-    yield GenerateRequest(messages=[ChatMessage("system", "Be kind"), user], speech=False, seed=1)
-    yield GenerateRequest(prompt_token_ids=[1, 2, 3], speaker="Ethan", priority=3, deadline_s=1.5)
-    sampling = SamplingOverrides(
-        max_tokens=5, min_tokens=1, temperature=0.5, top_k=3, top_p=0.5, repetition_penalty=1.1
-    )
-    yield GenerateRequest(messages=[user], text_sampling=sampling, codec_sampling=sampling, streaming=False)
-    parts: list[ContentPart] = [
-        AudioPart(data=memoryview(b"RIFF")),
-        ImagePart(url="data:image/png;base64,iVBORw0KGgo="),
-        VideoPart(url="data:,%00%01ab"),
-        TextPart("What?"),
-    ]
-    yield GenerateRequest(
-        messages=[ChatMessage("user", parts)],
-        use_audio_in_video=True,
-        traceparent=f"00-{'1' * 32}-{'2' * 16}-01",
-    )
-    yield GenerateRequest(messages=[ChatMessage("user", [ImagePart(url="https://example.com/a.png")])])
-    long = ChatMessage("user", [AudioPart(data=memoryview(bytes(700)))])
-    yield GenerateRequest(messages=[long, ChatMessage("assistant", "No"), user])
