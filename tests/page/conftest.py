@@ -1,7 +1,7 @@
 """What the page's tests share: the page before imitated stages, and what the browser is given."""
 
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from tests.support.children import ROOT
 from tests.support.media import spoken
 
 SILENCE_S = 6
+
+Answers = Callable[[HttpBench], AbstractAsyncContextManager[object]]
 
 
 @pytest.fixture(scope="session")
@@ -57,11 +59,17 @@ def before(tmp_path: Path, checkpoint_dir: Path, microphone: Path) -> Before:
 
     @asynccontextmanager
     async def opened(
-        heard: Path = microphone, gateway: dict[str, Any] | None = None, ready: bool = True, **config: Any
+        heard: Path = microphone,
+        gateway: dict[str, Any] | None = None,
+        answers: Answers = nullcontext,
+        ready: bool = True,
+        wide: bool = True,
+        **config: Any,
     ) -> AsyncIterator[tuple[HttpBench, Page]]:
         made = make_config(checkpoint_dir, http_gateway(**(gateway or {})), **config)
-        async with http_bench(made) as b, browser(tmp_path, heard) as page:
-            await page.resize(1200, 800)
+        async with http_bench(made) as b, answers(b), browser(tmp_path, heard) as page:
+            if wide:
+                await page.resize(1200, 800)
             await page.open(b.url)
             if ready:
                 await page.until(READY)

@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import AsyncIterator, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from services.thinker.media.decoded import Samples
 from shared.messages import MediaItem, MediaKind
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, melody, speaking
@@ -34,13 +36,17 @@ NOTE_STATES = """
 Talk = Callable[..., AbstractAsyncContextManager[tuple[HttpBench, Page]]]
 
 
+def answering(b: HttpBench, speech: Samples = SPEECH) -> AbstractAsyncContextManager[None]:
+    return speaking(b, ANSWERED, [speech])
+
+
 @pytest.fixture
 def talk(before: Before, sentence: Path) -> Talk:
     """Opens the page of a gateway that answers everything, and begins a conversation."""
 
     @asynccontextmanager
     async def talking(**gateway: Any) -> AsyncIterator[tuple[HttpBench, Page]]:
-        async with before(sentence, gateway) as (b, page), speaking(b, ANSWERED, [SPEECH]):
+        async with before(sentence, gateway, answering, wide=False) as (b, page):
             await page.js(NOTE_STATES)
             await page.click("#live")
             yield b, page
@@ -80,7 +86,7 @@ async def test_a_conversation_with_an_open_microphone(kind: str, talk: Talk) -> 
 
 
 async def test_it_listens_again_after_an_answer_and_escape_ends_it(before: Before, sentence: Path) -> None:
-    async with before(sentence) as (b, page), speaking(b, ANSWERED, [SPEECH[:9000]]):
+    async with before(sentence, answers=partial(answering, speech=SPEECH[:9000]), wide=False) as (b, page):
         await page.js("localStorage.setItem('omnirelay-instructions', 'Answer in one word.')")
         await page.open(b.url)
         await page.until(READY)
@@ -93,7 +99,7 @@ async def test_it_listens_again_after_an_answer_and_escape_ends_it(before: Befor
 
 
 async def test_a_second_click_opens_no_second_microphone(before: Before, sentence: Path) -> None:
-    async with before(sentence) as (_, page):
+    async with before(sentence, wide=False) as (_, page):
         await page.js("""
             window.tracks = [];
             const { mediaDevices } = navigator, open = mediaDevices.getUserMedia.bind(mediaDevices);
@@ -187,7 +193,7 @@ CALL = """(async () => {
 async def test_a_call_that_offers_video_is_one_of_audio(
     kinds: tuple[str, str], before: Before, sentence: Path
 ) -> None:
-    async with before(sentence, {"webrtc": {"enabled": True}}) as (_, page):
+    async with before(sentence, {"webrtc": {"enabled": True}}, wide=False) as (_, page):
         called = await page.js(CALL.replace("KINDS", str(list(kinds))))
         assert called["event"] == "session.created"
         assert [each[2:7] for each in called["media"][:2]] == list(kinds)

@@ -19,6 +19,22 @@ from tests.support.media import clip, encode_audio, picture, speech
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import PATIENT, RunningStack, make_config
 
+@pytest.mark.long
+def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with RunningStack(make_config(tiny_checkpoint, gateway=PATIENT), tmp_path) as running:
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        assert len(children) >= 4
+        said = len(running.output)
+        assert running.stop() < 10
+    assert running.process.returncode == 0
+    assert not [line for line in running.output[said:] if "killed" in line]
+    assert not [line for line in running.output if "Traceback" in line]
+    assert not [child for child in children if child.is_running()]
+    for address in (running.address, *(each["inbox"] for each in running.config["stages"].values())):
+        with closing(socket.socket()) as probe:
+            assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
+
+
 GROUPS = 3
 """The world's process groups: vLLM needs them to build an engine."""
 
