@@ -19,6 +19,7 @@ from tests.support.media import clip, encode_audio, picture, speech
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import PATIENT, RunningStack, make_config
 
+
 @pytest.mark.long
 def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
     with RunningStack(make_config(tiny_checkpoint, gateway=PATIENT), tmp_path) as running:
