@@ -10,6 +10,7 @@ from typing import Any, Final, TypeVar
 import msgspec
 import pytest
 import yaml
+from tokenizers import Tokenizer
 
 from gateway.access.api_keys import hash_of
 from gateway.dispatch.registry import StageRegistry
@@ -32,7 +33,7 @@ from omnirelay.protocol import (
     read_frame,
 )
 from shared.config import Config
-from shared.messages import STAGES, StageName
+from shared.messages import STAGES, StageName, ThinkRequest
 from tests.gateway.fake_stages import FakeStages, until
 from tests.support.ports import free_ports
 
@@ -124,9 +125,17 @@ class Bench:
         """A client whose answers end with the connection, unless told otherwise; it keeps them."""
         return KeepingClient(self.listen, reconnect_s=reconnect_s)
 
-    def encode(self, text: str) -> list[int]:
+    @property
+    def tokenizer(self) -> Tokenizer:
         prompts: PromptBuilder = self.process._prompts
-        return prompts._tokenizer.encode(text).ids
+        return prompts._tokenizer
+
+    def encode(self, text: str) -> list[int]:
+        return self.tokenizer.encode(text).ids
+
+    def prompt_of(self, request: ThinkRequest) -> str:
+        """All that the model reads."""
+        return self.tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
 
 
 @asynccontextmanager

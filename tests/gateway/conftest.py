@@ -132,7 +132,7 @@ def no_pause(monkeypatch: pytest.MonkeyPatch) -> None:
 def place(tmp_path: Path, checkpoint_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory whose ``services`` are imitations, and an environment of free ports.
 
-    Its processes are not measured, as one stack of tests/stack is: they start in two thirds of the time.  And
+    Its processes are not measured: they start in two thirds of the time.  And
     at the first call into a file coverage takes a lock; the handler of a signal that comes then waits for it.
     """
     monkeypatch.delenv("COVERAGE_PROCESS_CONFIG", raising=False)

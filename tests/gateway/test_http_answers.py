@@ -46,6 +46,10 @@ async def answer_each(b: HttpBench, texts: list[str]) -> None:
                 await b.stages.text(request.request_id, seq, b.encode(f"{words[seq]} "), end)
 
 
+def tokens_of(b: HttpBench, texts: list[str]) -> int:
+    return sum(len(b.encode(f"{word} ")) for text in texts for word in text.split())
+
+
 async def test_choices_of_a_chat(web: HttpBench) -> None:
     texts = ["a b", "c", "d e f"]
     answering = asyncio.create_task(answer_each(web, texts))
@@ -54,7 +58,7 @@ async def test_choices_of_a_chat(web: HttpBench) -> None:
     assert [choice.message.content for choice in whole.choices] == [f"{text} " for text in texts]
     assert [choice.index for choice in whole.choices] == [0, 1, 2]
     assert [each.seed for each in web.stages.requests] == [2**32 - 1, 0, 1]
-    written = sum(len(web.encode(f"{word} ")) for text in texts for word in text.split())
+    written = tokens_of(web, texts)
     usage: Any = whole.usage
     assert usage.completion_tokens == written == usage.completion_tokens_details.text_tokens
     assert usage.prompt_tokens == len(web.stages.requests[0].prompt_token_ids)
@@ -84,9 +88,7 @@ async def test_choices_are_streamed_as_they_come(web: HttpBench) -> None:
         assert own[-1].finish_reason == "stop"
     assert [bool(chunk.choices) for chunk in chunks] == [True] * (len(chunks) - 1) + [False]
     usage: Any = chunks[-1].usage
-    assert usage.completion_tokens == sum(
-        len(web.encode(f"{word} ")) for text in texts for word in text.split()
-    )
+    assert usage.completion_tokens == tokens_of(web, texts)
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
@@ -116,17 +118,6 @@ async def test_an_error_of_one_choice_ends_all(web: HttpBench, stream: bool) -> 
     assert got.status_code == (200 if stream else 400)
     await web.stages.aborted(first.request_id)
     await web.stages.aborted(third.request_id)
-
-
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "streamed"])
-async def test_a_client_that_leaves_cancels_all(web: HttpBench, stream: bool) -> None:
-    asking = asyncio.create_task(web.post(n=2, stream=stream))
-    for request in await requests_of(web, 2):
-        await web.stages.text(request.request_id, 0, web.encode("a"))
-    asking.cancel()
-    await asyncio.gather(asking, return_exceptions=True)
-    for request in web.stages.requests:
-        await web.stages.aborted(request.request_id)
 
 
 async def test_each_choice_counts_as_a_request(configure: Configure, tmp_path: Path) -> None:
@@ -205,14 +196,6 @@ SPOKEN: dict[str, Any] = {
 }
 
 
-class Clock:
-    def __init__(self) -> None:
-        self.now = 1000.0
-
-    def __call__(self) -> float:
-        return self.now
-
-
 def spoken(audio_id: str) -> Any:
     return {"role": "assistant", "audio": {"id": audio_id}}
 
@@ -256,12 +239,12 @@ async def test_an_answer_that_is_not_kept_is_named(web: HttpBench) -> None:
 
 
 def test_an_answer_is_kept_for_its_client_and_its_time() -> None:
-    clock = Clock()
-    answers = KeptAnswers[str](MOST_BYTES, clock)
+    now = 1000.0
+    answers = KeptAnswers[str](MOST_BYTES, lambda: now)
     assert answers.keep("a", "audio_1", "Hello", len("Hello")) == 1000 + KEPT_S
     assert answers.get("a", "audio_1") == "Hello"
     assert answers.get("b", "audio_1") is None
-    clock.now += KEPT_S
+    now += KEPT_S
     assert answers.get("a", "audio_1") is None
     answers.keep("b", "audio_2", "", len(""))
     assert list(answers._kept) == ["audio_2"]
@@ -269,7 +252,7 @@ def test_an_answer_is_kept_for_its_client_and_its_time() -> None:
 
 
 def test_a_client_that_fills_the_room_loses_its_own_oldest_answers() -> None:
-    answers = KeptAnswers[str](MOST_BYTES, Clock())
+    answers = KeptAnswers[str](MOST_BYTES, lambda: 1000.0)
     answers.keep("other", "first", "kept", len("kept"))
     text = "x" * 9_488
     for number in range(1000):
@@ -282,7 +265,7 @@ def test_a_client_that_fills_the_room_loses_its_own_oldest_answers() -> None:
 
 
 def test_an_answer_for_which_there_is_no_room_expires_at_once() -> None:
-    answers = KeptAnswers[str](MOST_BYTES, Clock())
+    answers = KeptAnswers[str](MOST_BYTES, lambda: 1000.0)
     answers.keep("a", "audio_1", "Hello", len("Hello"))
     assert answers.keep("a", "audio_2", "x" * MOST_BYTES, len("x" * MOST_BYTES)) == 1000
     assert answers.get("a", "audio_2") is None

@@ -14,24 +14,19 @@ from gateway.requests.metrics import CallEnd
 from tests.gateway.bench import Configure, Patch
 from tests.gateway.caller import Caller, calling
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HttpBench, cut, http_bench, http_gateway, likeness, melody, speaking
-from tests.gateway.realtime import ANSWER, HELLO, idle
+from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, likeness, melody, speaking
+from tests.gateway.realtime import ANSWER, HELLO, PUSH_TO_TALK, SAID, idle
 from tests.gateway.test_turns import SENTENCES, said
 
-SPEECH = melody(1.2)
-CHUNKS = cut(SPEECH, [5760, 11520])
 LONG = (0.2 * melody(20.0)).astype(np.float32)
 
 
-CALLS = {"webrtc": {"enabled": True, "addresses": ["127.0.0.1"]}}
-GATEWAY = CALLS
 """Quiet enough to be interrupted."""
-QUIET: dict[str, Any] = {"type": "realtime", "audio": {"input": {"turn_detection": None}}}
-"""Without turn detection: only events make answers."""
+GATEWAY = CALLS = {"webrtc": {"enabled": True, "addresses": ["127.0.0.1"]}}
 
 
 def with_calls(**webrtc: Any) -> dict[str, Any]:
-    return http_gateway(webrtc={"enabled": True, "addresses": ["127.0.0.1"], **webrtc})
+    return http_gateway(webrtc=CALLS["webrtc"] | webrtc)
 
 
 async def free(b: HttpBench, *ends: CallEnd) -> None:
@@ -47,7 +42,8 @@ async def free(b: HttpBench, *ends: CallEnd) -> None:
 
 
 @asynccontextmanager
-async def connected(b: HttpBench, session: dict[str, Any] | None = None) -> AsyncIterator[Caller]:
+async def connected(b: HttpBench, session: Any = PUSH_TO_TALK) -> AsyncIterator[Caller]:
+    """A call, without turn detection unless wanted: only events make answers."""
     async with calling(b.http) as c:
         await c.call(session)
         yield c
@@ -55,7 +51,7 @@ async def connected(b: HttpBench, session: dict[str, Any] | None = None) -> Asyn
 
 @pytest.fixture(name="call")
 async def _call(web: HttpBench) -> AsyncIterator[Caller]:
-    async with connected(web, QUIET) as call:
+    async with connected(web) as call:
         yield call
 
 
@@ -102,7 +98,7 @@ async def test_a_spoken_question_gets_a_spoken_answer(web: HttpBench, answers: N
         assert kinds(events).index("response.created") < started
         assert events[started]["response_id"] == done["response"]["id"]
         assert len({each["event_id"] for each in events}) == len(events)
-        await until(lambda: likeness(c.sound(), SPEECH)[1] > 0.9, "the whole answer")
+        await until(lambda: likeness(c.sound(), SAID)[1] > 0.9, "the whole answer")
     await free(web)
 
 
@@ -131,7 +127,7 @@ async def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(web: H
 
 async def test_a_client_clears_what_is_being_played(web: HttpBench) -> None:
     async with speaking(web, ANSWER, [LONG]):
-        async with connected(web, QUIET) as c:
+        async with connected(web) as c:
             await ask(c, "output_audio_buffer.started")
             c.send("output_audio_buffer.clear")
             await c.take("output_audio_buffer.cleared")
@@ -147,7 +143,7 @@ async def test_a_client_clears_what_is_being_played(web: HttpBench) -> None:
 
 
 async def test_answers_are_played_one_after_the_other(web: HttpBench, answers: None) -> None:
-    async with connected(web, QUIET) as c:
+    async with connected(web) as c:
         first = (await ask(c))[-1]["response"]["id"]
         await ask(c)
         played = await c.take("output_audio_buffer.stopped")
@@ -185,13 +181,13 @@ async def test_a_call_ends_when_its_client_says_so(web: HttpBench, call: Caller,
         await free(web)
 
 
-async def test_a_call_ends_when_its_peer_vanishes(configure: Configure, monkeypatch: Patch) -> None:
+async def test_a_call_ends_when_its_peer_vanishes(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("aioice.ice.CONSENT_INTERVAL", 0.1)
 
-    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-        assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 1
+    async with connected(web) as c:
+        assert await web.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 1
         vanish(c)
-        await free(b, "hung_up")
+        await free(web, "hung_up")
 
 
 def reporting() -> list[str]:
@@ -201,30 +197,29 @@ def reporting() -> list[str]:
 
 
 async def test_timestamps_that_no_report_can_hold_leave_nothing_open(
-    configure: Configure, monkeypatch: Patch
+    web: HttpBench, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.webrtc.call.FAST_S", 1000.0)
     monkeypatch.setattr("gateway.http.realtime.webrtc.peer.CLOSE_S", 0.5)
 
-    async with http_bench(configure(with_calls())) as b:
-        async with connected(b, QUIET) as c:
-            voice = c.connection.getTransceivers()[0]
-            everybody = len(reporting())
-            for number in itertools.count():
-                if len(reporting()) < everybody:
-                    break
-                # Each is 2^32 after or before the last one, and a little late: more than 32 bits on average.
-                packet = RtpPacket(
-                    payload_type=voice._codecs[0].payloadType or 0,
-                    sequence_number=number % 2**16,
-                    timestamp=number % 2 * (2**32 - 1),
-                    ssrc=77,
-                )
-                await voice.sender.transport._send_rtp(packet.serialize(HeaderExtensionsMap()))
-                await asyncio.sleep(0.02 if number > 500 and number % 2 else 0)
-            await c.hang_up()
-            await free(b, "hung_up")
-        assert not reporting()
+    async with connected(web) as c:
+        voice = c.connection.getTransceivers()[0]
+        everybody = len(reporting())
+        for number in itertools.count():
+            if len(reporting()) < everybody:
+                break
+            # Each is 2^32 after or before the last one, and a little late: more than 32 bits on average.
+            packet = RtpPacket(
+                payload_type=voice._codecs[0].payloadType or 0,
+                sequence_number=number % 2**16,
+                timestamp=number % 2 * (2**32 - 1),
+                ssrc=77,
+            )
+            await voice.sender.transport._send_rtp(packet.serialize(HeaderExtensionsMap()))
+            await asyncio.sleep(0.02 if number > 500 and number % 2 else 0)
+        await c.hang_up()
+        await free(web, "hung_up")
+    assert not reporting()
 
 
 @pytest.mark.parametrize(
@@ -250,16 +245,14 @@ async def test_calls_are_bounded_in_time(
             offered = await b.http.post("/v1/realtime/calls", content=await c.offer(), headers=headers)
             assert offered.status_code == 201
         else:
-            await c.call(QUIET)
+            await c.call(PUSH_TO_TALK)
             await c.end()
         await free(b, end)
 
 
-async def test_a_gateway_that_stops_ends_calls(web: HttpBench) -> None:
-    async with calling(web.http) as c:
-        await c.call(QUIET)
-        await web.process.stop()
-        await c.end()
+async def test_a_gateway_that_stops_ends_calls(web: HttpBench, call: Caller) -> None:
+    await web.process.stop()
+    await call.end()
 
 
 async def test_input_that_finds_no_memory_is_refused_once(web: HttpBench, call: Caller) -> None:
@@ -273,15 +266,20 @@ async def test_input_that_finds_no_memory_is_refused_once(web: HttpBench, call: 
     quota.give("others", quota.total)
 
 
-async def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: Patch) -> None:
+def have_much_told(c: Caller, times: int) -> None:
+    """Say something long, and ask for it again and again."""
+    content = [{"type": "input_text", "text": "x" * 50_000}]
+    item = {"type": "message", "id": "large", "role": "user", "content": content}
+    c.send("conversation.item.create", item=item)
+    for _ in range(times):
+        c.send("conversation.item.retrieve", item_id="large")
+
+
+async def test_a_client_that_reads_no_events(web: HttpBench, monkeypatch: Patch) -> None:
     monkeypatch.setattr("gateway.http.realtime.webrtc.call.MAX_UNREAD", 0)
 
-    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
-        content = [{"type": "input_text", "text": "x" * 50_000}]
-        item = {"type": "message", "id": "large", "role": "user", "content": content}
-        c.send("conversation.item.create", item=item)
-        for _ in range(20):
-            c.send("conversation.item.retrieve", item_id="large")
+    async with connected(web) as c:
+        have_much_told(c, 20)
         await c.take("conversation.item.retrieved")
         monkeypatch.setattr("gateway.http.realtime.webrtc.call.STALL_S", 0.5)
         for _ in range(3):
@@ -289,4 +287,4 @@ async def test_a_client_that_reads_no_events(configure: Configure, monkeypatch: 
             await c.take("conversation.item.retrieved")
         vanish(c)
         # Before the peer counts as gone.
-        await free(b, "too_slow")
+        await free(web, "too_slow")

@@ -38,12 +38,11 @@ from shared.config.gateway import WebRtcConfig
 from tests.gateway.bench import BEARER, OTHER, Configure, Patch
 from tests.gateway.caller import Caller, calling
 from tests.gateway.http_bench import HttpBench, app_of, http_bench, http_gateway
-from tests.gateway.test_http_calls import CALLS, QUIET, connected, free, with_calls
+from tests.gateway.realtime import PUSH_TO_TALK, talking
+from tests.gateway.test_http_calls import CALLS, connected, free, have_much_told, with_calls
 
 URL = "/v1/realtime/calls"
 SDP = {"Content-Type": "application/sdp"}
-
-
 GATEWAY = CALLS
 
 
@@ -173,20 +172,18 @@ async def test_refused_forms(web: HttpBench, offer: str) -> None:
         assert answer.json()["error"]["param"] == param
 
 
-async def test_calls_and_websockets_count_together(configure: Configure, monkeypatch: Patch) -> None:
+async def test_calls_and_websockets_count_together(
+    configure: Configure, monkeypatch: Patch, offer: str
+) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 5)
 
     async with http_bench(configure(with_calls())) as b:
-        async with connected(b, QUIET), connected(b, QUIET), b.ai.realtime.connect(model="omnirelay") as one:
-            await one.recv()
-            async with b.ai.realtime.connect(model="omnirelay") as other:
-                await other.recv()
-                async with calling(b.http) as c:
-                    answer = await b.http.post(URL, content=await c.offer(), headers=SDP)
-                    assert answer.status_code == 429
-                    assert "retry-after" in answer.headers
+        async with connected(b), connected(b), talking(b), talking(b):
+            answer = await b.http.post(URL, content=offer, headers=SDP)
+            assert answer.status_code == 429
+            assert "retry-after" in answer.headers
         await free(b)
-        async with connected(b, QUIET):
+        async with connected(b):
             pass
 
 
@@ -195,8 +192,8 @@ async def test_calls_are_limited_by_themselves(configure: Configure, offer: str)
         codes = [(await b.http.post(URL, content=offer, headers=SDP)).status_code for _ in range(5)]
         assert codes == [201] * 4 + [429]
         # Sessions by WebSocket go on.
-        async with b.ai.realtime.connect(model="omnirelay") as one:
-            await one.recv()
+        async with talking(b):
+            pass
 
 
 async def test_a_call_is_a_connection(configure: Configure, offer: str) -> None:
@@ -207,24 +204,18 @@ async def test_a_call_is_a_connection(configure: Configure, offer: str) -> None:
         assert codes == [201, 201, 201, 429]
 
 
-async def test_a_call_without_a_peer_keeps_no_place(
-    configure: Configure, monkeypatch: Patch, offer: str
-) -> None:
-    def fail(*_: object) -> None:
-        raise OSError(errno.EMFILE, "Too many open files")
-
-    async with http_bench(configure(with_calls())) as b:
-        with monkeypatch.context() as short:
-            short.setattr("gateway.http.realtime.webrtc.endpoint.Peer", fail)
-            assert (await b.http.post(URL, content=offer, headers=SDP)).status_code == 500
-        assert await b.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 0
+async def test_a_call_without_a_peer_keeps_no_place(web: HttpBench, offer: str) -> None:
+    short = OSError(errno.EMFILE, "Too many open files")
+    with mock.patch("gateway.http.realtime.webrtc.endpoint.Peer", side_effect=short):
+        assert (await web.http.post(URL, content=offer, headers=SDP)).status_code == 500
+    assert await web.metric('omnirelay_realtime_sessions{connection="webrtc"}') == 0
 
 
 async def test_keys(configure: Configure, keys: str) -> None:
     config = configure({**with_calls(), "api_keys": keys})
     async with http_bench(config) as b, calling(b.http, BEARER) as c:
         assert (await b.http.post(URL, content=await c.offer(), headers=SDP)).status_code == 401
-        await c.call(QUIET)
+        await c.call(PUSH_TO_TALK)
         other = {"Authorization": f"Bearer {OTHER}"}
         for headers, status in (({}, 401), (other, 404)):
             assert (await b.http.post(f"{c.location}/hangup", headers=headers)).status_code == status
@@ -245,10 +236,10 @@ async def test_a_browser_calls_with_an_ephemeral_key(configure: Configure, keys:
             assert (await c.hang_up()).status_code == 200
 
 
-async def test_a_gateway_without_calls_says_what_is_needed(configure: Configure, offer: str) -> None:
+async def test_a_gateway_without_calls_says_what_is_needed(configure: Configure) -> None:
     async with http_bench(configure(http_gateway())) as b:
         for path in (URL, f"{URL}/rtc_1/hangup"):
-            answer = await b.http.post(path, content=offer, headers=SDP)
+            answer = await b.http.post(path, content="v=0", headers=SDP)
             assert (answer.status_code, answer.json()["error"]["code"]) == (501, "calls_disabled")
             assert "omnirelay-server[webrtc]" in answer.json()["error"]["message"]
 
@@ -307,12 +298,7 @@ async def speak_unheard(c: Caller) -> None:
     """The session waits until its client has read events, which it never does."""
     sctp: Any = c.connection.sctp
     sctp._send_sack = lambda: asyncio.sleep(0)
-    content = [{"type": "input_text", "text": "x" * 50_000}]
-    c.send(
-        "conversation.item.create", item={"type": "message", "id": "x", "role": "user", "content": content}
-    )
-    for _ in range(30):
-        c.send("conversation.item.retrieve", item_id="x")
+    have_much_told(c, 30)
 
 
 async def send_chunks(
@@ -393,18 +379,18 @@ def test_datagrams_are_as_long_as_a_network_carries() -> None:
     ids=["channels", "sources", "an endless message", "many parts", "many streams", "unheard speech"],
 )
 async def test_clients_that_fill_memory_are_disconnected(
-    configure: Configure, monkeypatch: Patch, attack: Callable[[Caller], Awaitable[None]]
+    web: HttpBench, monkeypatch: Patch, attack: Callable[[Caller], Awaitable[None]]
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.webrtc.peer.CHECK_S", 0.1)
     monkeypatch.setattr("gateway.http.realtime.webrtc.peer.MAX_UNHEARD", 50)
     # 2048 take seconds to send.
     monkeypatch.setattr("gateway.http.realtime.webrtc.peer.MAX_CHUNKS", MOST_CHUNKS)
 
-    async with http_bench(configure(with_calls())) as b, connected(b, QUIET) as c:
+    async with connected(web) as c:
         # It may be disconnected before it has sent all.
         with suppress(ConnectionError):
             await attack(c)
-        await free(b)
+        await free(web)
 
 
 def _peer_of(task: Any) -> Any:

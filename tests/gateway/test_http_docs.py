@@ -9,6 +9,7 @@ import os
 import re
 import shlex
 import shutil
+import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -33,14 +34,13 @@ from gateway.requests.lifecycle import StateCounts
 from gateway.requests.metrics import GatewayMetrics
 from omnirelay.cli.main import main
 from shared.config import DEFAULT_CHECKPOINT, TlsConfig
-from tests.gateway.bench import Configure, Patch, bench, keys_file
+from tests.gateway.bench import Configure, Patch, keys_file
 from tests.gateway.fake_stages import SPEAKERS
 from tests.gateway.http_bench import HI, MODEL, HttpBench, app_of, http_bench, http_gateway, speaking
 from tests.gateway.test_tls import Certified
 from tests.support.children import ROOT
 from tests.support.media import spoken
 from tests.support.monitoring import documented, scraped
-from tests.support.ports import free_ports
 from tests.support.terminal import environment
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -289,37 +289,30 @@ def commands() -> list[str]:
     return [command for command in found if command != "omnirelay doctor"]
 
 
-async def test_the_quick_start(configure: Configure, tmp_path: Path) -> None:
+async def test_the_quick_start(web: HttpBench, tmp_path: Path) -> None:
     assert len(commands()) >= 8
     made = tmp_path / DEFAULT_CHECKPOINT
     made.parent.mkdir(parents=True)
     made.symlink_to(ROOT / "checkpoint" / made.name)
-    path = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "PYTHONPATH": str(ROOT)}
-
-    http = f"tcp://127.0.0.1:{free_ports(1)[0]}"
-    async with bench(configure({"http": http})) as b:
-        b.stages.serve(b.encode("Hello"))
-        shim = tmp_path / "omnirelay"
-        shim.write_text(SHIM.format(gateway=b.listen, python=sys.executable))
-        shim.chmod(0o755)
-        for command in commands():
-            if command.startswith("curl") and shutil.which("curl") is None:
-                continue
-            process = await asyncio.create_subprocess_exec(
-                "bash",
-                "-ec",
-                command.replace("http://127.0.0.1:8000", http.replace("tcp", "http")),
-                cwd=tmp_path,
-                env=environment(**path),
-                stdin=asyncio.subprocess.PIPE,
-                stdout=asyncio.subprocess.PIPE,
-                stderr=asyncio.subprocess.PIPE,
-            )
-            out, told = await process.communicate(b"Hi\n" if command == "omnirelay chat" else b"")
-            if not command.startswith("curl"):
-                assert process.returncode == 0, (command, told)
-                assert (b"written: reply.wav\n" in told) == ("--out reply.wav" in command)
-            assert b"Hello" in out or command.startswith(("omnirelay status", "source"))
-        kinds = [tuple(item.kind for item in request.media) for request in b.stages.requests]
-        assert kinds == [(), (), (), ("image",), ("audio",), ()]
+    web.stages.serve(web.encode("Hello"))
+    shim = tmp_path / "omnirelay"
+    shim.write_text(SHIM.format(gateway=web.listen, python=sys.executable))
+    shim.chmod(0o755)
+    for command in commands():
+        if command.startswith("curl") and shutil.which("curl") is None:
+            continue
+        done = await asyncio.to_thread(
+            subprocess.run,
+            ["bash", "-ec", here(command, web)],
+            cwd=tmp_path,
+            env=environment(PATH=f"{tmp_path}:{os.environ['PATH']}", PYTHONPATH=str(ROOT)),
+            input=b"Hi\n" if command == "omnirelay chat" else b"",
+            capture_output=True,
+        )
+        if not command.startswith("curl"):
+            assert done.returncode == 0, (command, done.stderr)
+            assert (b"written: reply.wav\n" in done.stderr) == ("--out reply.wav" in command)
+        assert b"Hello" in done.stdout or command.startswith(("omnirelay status", "source"))
+    kinds = [tuple(item.kind for item in request.media) for request in web.stages.requests]
+    assert kinds == [(), (), (), ("image",), ("audio",), ()]
     assert (tmp_path / "reply.wav").stat().st_size > 44

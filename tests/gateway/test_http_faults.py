@@ -22,7 +22,7 @@ from tests.gateway.bench import Configure, Log, Patch
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HI, MODEL, HttpBench, app_of, events_in, http_bench, http_gateway
 
-SPEECH = {"model": MODEL, "messages": HI, "stream": True, "modalities": ["text", "audio"]}
+SPEECH: dict[str, Any] = {"stream": True, "modalities": ["text", "audio"]}
 
 
 @asynccontextmanager
@@ -36,34 +36,39 @@ async def raw(
         writer.close()
 
 
-def http(path: str, body: bytes = b"", *headers: str, method: str = "POST") -> bytes:
-    head = [f"{method} {path} HTTP/1.1", "Host: localhost", f"Content-Length: {len(body)}", *headers]
+def http(path: str, body: bytes = b"", version: str = "1.1") -> bytes:
+    head = [f"POST {path} HTTP/{version}", "Host: localhost", f"Content-Length: {len(body)}"]
     return "\r\n".join([*head, "", ""]).encode() + body
 
 
-def chat(**fields: Any) -> bytes:
-    return http("/v1/chat/completions", json.dumps({**SPEECH, **fields}).encode())
+def chat(version: str = "1.1", **fields: Any) -> bytes:
+    body = json.dumps({"model": MODEL, "messages": HI, **fields}).encode()
+    return http("/v1/chat/completions", body, version)
 
 
 @pytest.mark.parametrize("stream", [True, False])
 @pytest.mark.parametrize("begun", [True, False])
-async def test_a_client_that_hangs_up_cancels(web: HttpBench, stream: bool, begun: bool) -> None:
+@pytest.mark.parametrize("fields", [{}, {"n": 2, "modalities": ["text"]}], ids=["one", "two choices"])
+async def test_a_client_that_hangs_up_cancels(
+    web: HttpBench, stream: bool, begun: bool, fields: dict[str, Any]
+) -> None:
     async with raw(web) as (reader, writer):
-        writer.write(chat(stream=stream))
-        request = await web.stages.request(0)
-        if begun:
+        writer.write(chat(**{**SPEECH, "stream": stream, **fields}))
+        requests = [await web.stages.request(index) for index in range(fields.get("n", 1))]
+        for request in requests if begun else []:
             await web.stages.text(request.request_id, 0, web.encode("Hello"))
         if begun and stream:
             await reader.readuntil(b"Hello")
-    await web.stages.aborted(request.request_id)
-    assert web.counts["cancelled"] == 1
-    assert (await web.http.get(f"/v1/requests/{request.request_id}")).json()["state"] == "cancelled"
+    for request in requests:
+        await web.stages.aborted(request.request_id)
+        assert (await web.http.get(f"/v1/requests/{request.request_id}")).json()["state"] == "cancelled"
+    assert web.counts["cancelled"] == len(requests)
 
 
 async def test_a_client_that_does_not_read_loses_its_request(configure: Configure) -> None:
     config = configure(http_gateway(), client_backlog_bytes=1_000_000)
     async with http_bench(config) as b, raw(b, limit=2**10) as (reader, writer):
-        writer.write(chat(audio={"format": "pcm16"}))
+        writer.write(chat(**SPEECH, audio={"format": "pcm16"}))
         request = await b.stages.request(0)
         await b.stages.text(request.request_id, 0, b.encode("Hello"))
         await reader.readuntil(b"Hello")
@@ -110,7 +115,7 @@ async def test_a_gateway_that_stops_tells_its_clients(web: HttpBench) -> None:
 @pytest.mark.parametrize(
     ("path", "fields"),
     [
-        ("/v1/chat/completions", SPEECH),
+        ("/v1/chat/completions", {"model": MODEL, "messages": HI, **SPEECH}),
         ("/v1/audio/speech", {"model": MODEL, "input": "Hi", "stream_format": "sse"}),
     ],
     ids=["chat", "speech"],

@@ -33,15 +33,16 @@ from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.families import QWEN2_5_OMNI
 from shared.messages import SAMPLE_RATE, AudioChunk
 from shared.messages.payloads import Blob
-from tests.gateway.bench import Configure, Patch, fails
+from tests.gateway.bench import CHAT, Configure, Patch, fails
 from tests.gateway.fake_stages import SPEAKERS, until
-from tests.gateway.http_bench import MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
+from tests.gateway.http_bench import HI, MODEL, HttpBench, cut, http_bench, http_gateway, melody, speaking
 from tests.gateway.test_processes import end, read_until, start
 from tests.support.http import PROMETHEUS, Answer
 from tests.support.ports import free_ports
 
 CHUNKS = cut(melody(0.5), [5760])
 SPOKEN = {"modalities": ["text", "audio"]}
+BODY = {"model": MODEL, "messages": HI}
 
 
 async def test_health_before_and_after_the_stages(configure: Configure) -> None:
@@ -109,9 +110,8 @@ async def test_a_checkpoint_brings_questions_for_the_page(configure: Configure, 
 def test_names_of_models(configure: Configure) -> None:
     assert served_name(configure()) == MODEL
     assert served_name(load_config(environment={})) == DEFAULT_CHECKPOINT.name
-    assert (
-        served_name(load_config(environment={"OMNI_MODEL": "Qwen/Qwen2.5-Omni-7B"})) == "Qwen/Qwen2.5-Omni-7B"
-    )
+    released = "Qwen/Qwen2.5-Omni-7B"
+    assert served_name(load_config(environment={"OMNI_MODEL": released})) == released
 
 
 async def test_what_became_of_requests(configure: Configure) -> None:
@@ -153,6 +153,11 @@ def test_old_requests_are_forgotten(monkeypatch: Patch) -> None:
     for name in "abc":
         kept.add(RequestReport(id=name, **told, **counts))
     assert [kept.get(name) is None for name in "abc"] == [True, False, False]
+
+
+@pytest.fixture
+def metrics() -> GatewayMetrics:
+    return GatewayMetrics(StateCounts(), StageRegistry(1, 1))
 
 
 def names_of(families: Iterable[Metric]) -> set[tuple[str, frozenset[str]]]:
@@ -209,11 +214,9 @@ async def test_metrics_count_what_happens(configure: Configure) -> None:
         assert families["omnirelay_requests_total"].samples == plain["omnirelay_requests_total"].samples
 
 
-def test_gaps_in_speech_are_counted() -> None:
+def test_gaps_in_speech_are_counted(metrics: GatewayMetrics) -> None:
     now = 0.0
-    counts = StateCounts()
-    metrics = GatewayMetrics(counts, StageRegistry(1, 1))
-    meter = RequestMeter(metrics, Lifecycle(counts, lambda: now), lambda: now)
+    meter = RequestMeter(metrics, Lifecycle(StateCounts(), lambda: now), lambda: now)
     # The third comes late, and is heard late too, so that the fourth is in time.
     for seq, now in enumerate([1.0, 1.2, 2.1, 2.5]):  # noqa: B007 - the clock reads it
         meter.take(half_a_second(seq))
@@ -230,12 +233,10 @@ def half_a_second(seq: int) -> AudioChunk:
 
 
 @pytest.mark.parametrize(("pieces", "length"), [(5, "short"), (6, "long")])
-def test_long_speech_is_told_from_short(pieces: int, length: str) -> None:
+def test_long_speech_is_told_from_short(metrics: GatewayMetrics, pieces: int, length: str) -> None:
     """What is short takes longer than it sounds wherever the first sound does."""
     now = 0.0
-    counts = StateCounts()
-    metrics = GatewayMetrics(counts, StageRegistry(1, 1))
-    lifecycle = Lifecycle(counts, lambda: now)
+    lifecycle = Lifecycle(StateCounts(), lambda: now)
     meter = RequestMeter(metrics, lifecycle, lambda: now)
     for state in (RequestState.QUEUED, RequestState.THINKING):
         lifecycle.move(state)
@@ -261,18 +262,17 @@ def test_long_speech_is_told_from_short(pieces: int, length: str) -> None:
         (PoisonRequestError("x"), True, "failed"),
     ],
 )
-def test_failures_are_told_from_refusals(error: Exception | None, taken: bool, outcome: str) -> None:
-    counts = StateCounts()
-    metrics = GatewayMetrics(counts, StageRegistry(1, 1))
-    lifecycle = Lifecycle(counts)
+def test_failures_are_told_from_refusals(
+    metrics: GatewayMetrics, error: Exception | None, taken: bool, outcome: str
+) -> None:
+    lifecycle = Lifecycle(StateCounts())
     for state in (*([RequestState.QUEUED] if taken else []), RequestState.FAILED):
         lifecycle.move(state)
     metrics.ended(lifecycle, error)
     assert metrics.registry.get_sample_value("omnirelay_requests_total", {"outcome": outcome}) == 1
 
 
-def test_heartbeats_that_come_late() -> None:
-    metrics = GatewayMetrics(StateCounts(), StageRegistry(1, 1))
+def test_heartbeats_that_come_late(metrics: GatewayMetrics) -> None:
     for since_last_s in (None, 0.5, 0.9, 1.1):
         metrics.heartbeat("talker", since_last_s, 0.5)
     assert metrics.registry.get_sample_value("omnirelay_heartbeats_late_total", {"stage": "talker"}) == 1
@@ -295,7 +295,7 @@ async def test_browsers_of_other_origins_are_refused(configure: Configure) -> No
             (f"http://evil.example.com:{port}", f"evil.example.com:{port}", 403),
         ]:
             headers = {"Origin": origin, **({"Host": host} if host else {})}
-            answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
+            answer = await b.http.post(CHAT, json=BODY, headers=headers)
             assert answer.status_code == status, origin
             allowed = answer.headers.get("access-control-allow-origin")
             assert allowed == (friend if origin == friend else None)
@@ -316,11 +316,10 @@ async def test_the_page_may_use_the_other_gateways(configure: Configure) -> None
         b.stages.serve(b.encode("Hi"))
         for origin, host in zip(both, ["b.example.com:8443", "a.example.com"], strict=True):
             headers = {"Origin": origin, "Host": host}
-            answer = await b.http.post("/v1/chat/completions", json=chat_body(), headers=headers)
+            answer = await b.http.post(CHAT, json=BODY, headers=headers)
             assert (answer.status_code, answer.headers["access-control-allow-origin"]) == (200, origin)
         stranger = {"Origin": "https://c.example.com", "Host": "b.example.com:8443"}
-        refused = await b.http.post("/v1/chat/completions", json=chat_body(), headers=stranger)
-        assert refused.status_code == 403
+        assert (await b.http.post(CHAT, json=BODY, headers=stranger)).status_code == 403
 
 
 def test_where_pages_find_the_gateways() -> None:
@@ -337,10 +336,6 @@ def test_where_pages_find_the_gateways() -> None:
     assert origins(replicas=2, http_gateways=given) == given
     with pytest.raises(ValidationError, match=r"b\.example\.com/"):
         origins(http_gateways=["https://b.example.com/"])
-
-
-def chat_body() -> dict[str, Any]:
-    return {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
 
 
 async def test_a_stack_is_ready_with_one_replica_of_each_stage_ready(configure: Configure) -> None:
@@ -376,10 +371,6 @@ def test_hosts_and_origins_are_written_as_browsers_do(key: str, wrong: list[str]
             load_config(environment={f"OMNIRELAY_GATEWAY__HTTP_{key.upper()}": f"['{each}']"})
 
 
-READ = {"model": MODEL, "input": "Hi", "voice": "Chelsie"}
-CHAT = {"model": MODEL, "messages": [{"role": "user", "content": "Hi"}]}
-
-
 async def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -> None:
     config = configure(http_gateway()).model_copy(update={"text_only": True})
     async with http_bench(config, ready=False, alive=["thinker"]) as b, b.client() as client:
@@ -394,12 +385,15 @@ async def test_a_gateway_of_text_needs_the_thinker_alone(configure: Configure) -
         assert 'omnirelay_stage_up{stage="thinker"} 1.0' in told
         assert 'omnirelay_stage_up{stage="talker"}' not in told
         await fails(client.chat("Hi"), InvalidRequestError, "omnirelay chat --text-only")
-        for path, body in (("/v1/audio/speech", READ), ("/v1/chat/completions", CHAT | SPOKEN)):
+        read = {"model": MODEL, "input": "Hi", "voice": "Chelsie"}
+        for path, body, told in (
+            ("/v1/audio/speech", read, "it cannot speak"),
+            (CHAT, BODY | SPOKEN, 'modalities ["text"]'),
+        ):
             refused = await b.http.post(path, json=body)
             assert refused.status_code == 400
-            told = "it cannot speak" if body is READ else 'modalities ["text"]'
             assert told in refused.json()["error"]["message"]
-        asked = asyncio.create_task(b.http.post("/v1/chat/completions", json=CHAT))
+        asked = asyncio.create_task(b.post())
         await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
         assert (await asked).json()["choices"][0]["message"]["content"] == "Hello"
 

@@ -33,7 +33,6 @@ from tests.gateway.realtime import (
     say,
     take,
     talking,
-    truncate,
     update,
 )
 
@@ -117,13 +116,11 @@ async def test_an_interruption_reaches_every_stage(web: HttpBench, how: str) -> 
         await web.stages.text(request.request_id, 0, web.encode("One two"))
         await web.stages.audio(request.request_id, 0, CHUNKS[0].tobytes())
         await take(c, "response.output_audio.delta")
-        if how == "cancel":
-            await c.response.cancel()
-        if how == "create":
-            await c.response.create()
         if how == "commit":
             await append(c, TONE)
             await c.input_audio_buffer.commit()
+        elif how != "leave":
+            await getattr(c.response, how)()
         if how != "leave":
             done = (await take(c, "response.done"))[-1].response
             assert (done.status, done.status_details.reason) == ("cancelled", "client_cancelled")
@@ -142,22 +139,6 @@ async def test_an_interruption_reaches_every_stage(web: HttpBench, how: str) -> 
             await web.stages.aborted(second.request_id)
     await web.stages.aborted(request.request_id)
     await idle(web)
-
-
-async def test_truncating_forgets_what_was_not_heard(web: HttpBench, c: Connection) -> None:
-    async with speaking(web, "one two three four five six", CHUNKS):
-        await add(c)
-        item = (await ask(c))[-1].response.output[0]
-        await c.conversation.item.truncate(item_id=item.id, content_index=0, audio_end_ms=9000)
-        error = await error_of(c)
-        assert (error.param, "1200 ms" in error.message) == ("audio_end_ms", True)
-        await truncate(c, item.id, 600)
-        await add(c)
-        await ask(c)
-    prompt = web.stages.requests[1].prompt_token_ids
-    text = web.process._prompts._tokenizer.decode(prompt, skip_special_tokens=False)
-    assert "one two three" in text
-    assert "four" not in text
 
 
 REFUSED: list[tuple[Any, str, str | None]] = [
@@ -236,10 +217,8 @@ async def test_a_session_gets_what_there_is(web: HttpBench, answers: None, c: Co
     assert {each["param"] for each in updated.warnings} == {"session.audio.input.noise_reduction"}
     assert all(each["message"] for each in updated.warnings)
     heard = updated.session.audio.input
-    assert (heard.transcription.model, heard.turn_detection.type) == (
-        "gpt-4o-mini-transcribe",
-        "semantic_vad",
-    )
+    assert heard.transcription.model == "gpt-4o-mini-transcribe"
+    assert heard.turn_detection.type == "semantic_vad"
     assert updated.session.audio.output.speed == 1.5
     updated = await update(c, turn_detection=None)
     assert (updated.session.audio.input.turn_detection, updated.warnings) == (None, [])

@@ -4,7 +4,8 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -16,7 +17,6 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connec
 from gateway.access.account import ClientAccount, Principal, Unread
 from gateway.http.realtime import conversation as early
 from gateway.http.realtime.conversation import AHEAD_BYTES, EarlyPrompt
-from gateway.manager import Gateway
 from omnirelay.protocol import GenerateRequest
 from shared.families import QWEN2_5_OMNI
 from shared.messages import StageLoad
@@ -236,25 +236,16 @@ def test_what_is_sent_of_a_recording_is_a_few_times_its_length(pieces: list[int]
     window = round(window_s * SECOND)
     sent: list[int] = []
     size = 0
-
-    class Thinker:
-        """Computes at once."""
-
-        def thinker_for(self, client: str, near: str | None) -> str:
-            del client, near
-            return "a"
+    # It computes at once.
+    thinker: Any = SimpleNamespace(
+        prompts=SimpleNamespace(family=replace(QWEN2_5_OMNI, audio_window_s=window_s)),
+        prefills=SimpleNamespace(thinker_for=lambda *_: "a"),
+        compute_early=mock.AsyncMock(return_value="computed"),
+    )
 
     async def scenario() -> None:
         nonlocal size
-        gateway = mock.Mock(
-            spec=["prefills", "compute_early", "prompts"],
-            **{"prompts.family": replace(QWEN2_5_OMNI, audio_window_s=window_s)},
-        )
-        gateway.prefills = Thinker()
-        gateway.compute_early = mock.AsyncMock(return_value="computed")
-        prompt = EarlyPrompt(
-            cast("Gateway", gateway), ClientAccount("a", 1, 1, Principal("a"), Unread(1)), "a"
-        )
+        prompt = EarlyPrompt(thinker, ClientAccount("a", 1, 1, Principal("a"), Unread(1)), "a")
 
         async def begun() -> GenerateRequest:
             sent.append(size)

@@ -22,7 +22,6 @@ from omnirelay.errors import (
     InvalidRequestError,
     UnsupportedError,
 )
-from shared.messages import ThinkRequest
 from tests.gateway.http_bench import HttpBench, speaking
 from tests.gateway.realtime import CHUNKS, add, ask, begin, error_of, of_type, retrieve, take, update
 from tests.gateway.test_http_tools import WEATHER
@@ -140,19 +139,13 @@ TOOL: dict[str, Any] = {
 }
 
 
-def told(b: HttpBench, request: ThinkRequest) -> str:
-    """The prompt's text without special tokens."""
-    token_bytes = b.process.gateway.prompts.token_bytes
-    return b"".join(token_bytes(each) or b"" for each in request.prompt_token_ids).decode()
-
-
 @pytest.mark.parametrize("speech", [True, False])
 async def test_a_call_and_its_result(roomy: HttpBench, c: Connection, speech: bool) -> None:
     b = roomy
     shown = (await update(c, tools=[TOOL], output_modalities=["audio"] if speech else ["text"])).session
     assert (shown.tools[0].name, shown.tool_choice) == ("weather", "auto")
     request = await begin(b, c)
-    assert "Tells the weather." in told(b, request)
+    assert "Tells the weather." in b.prompt_of(request)
     name = request.request_id
     for seq, piece in enumerate((WEATHER, f"\n{WEATHER}")):
         await b.stages.text(name, seq, b.encode(piece), "stop" if seq else None)
@@ -182,7 +175,7 @@ async def test_a_call_and_its_result(roomy: HttpBench, c: Connection, speech: bo
     async with speaking(b, "It rains.", CHUNKS):
         again = await ask(c)
     assert again[-1].response.output[0].type == "message"
-    prompt = told(b, b.stages.requests[1])
+    prompt = b.prompt_of(b.stages.requests[1])
     call_text = '<tool_call>\n{"name":"weather","arguments":{"city":"Ulm"}}\n</tool_call>'
     assert f"{call_text}\n{call_text}" in prompt
     results = [f"<tool_response>\n{each}\n</tool_response>" for each in ("rain", "sun")]

@@ -297,17 +297,17 @@ async def test_a_malformed_number_ends_no_session(caller: Caller) -> None:
     await caller.resume()
 
 
-async def test_a_session_that_is_replaced_hands_over_its_connection(web: HttpBench, caller: Caller) -> None:
-    older = caller.socket
-    await refused(caller, f"session_id={caller.id}&starting_after=99", caller.secret)
+async def handed_over(older: ClientConnection) -> None:
+    """Its session, or its place, goes to another connection."""
     with pytest.raises(ConnectionClosed) as closed:
         await older.recv()
     assert closed.value.rcvd is not None
-    assert closed.value.rcvd.reason == "taken_over"
-    await until(lambda: (connected(web), detached(web)) == (1, 0))
+    assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "taken_over")
 
 
-async def test_nothing_is_held_for_a_session_that_ended(configure: Configure, monkeypatch: Patch) -> None:
+async def test_nothing_is_held_for_a_session_that_was_replaced(
+    web: HttpBench, caller: Caller, monkeypatch: Patch
+) -> None:
     reading, goes_on = threading.Event(), threading.Event()
 
     def read(values: Any, *arguments: Any) -> Any:
@@ -316,29 +316,23 @@ async def test_nothing_is_held_for_a_session_that_ended(configure: Configure, mo
         return read_item(values, *arguments)
 
     monkeypatch.setattr("gateway.http.realtime.session.read_item", read)
-
-    async with calling(configure(http_gateway())) as (b, caller):
-        await caller.send("conversation.item.create", item=HELLO)
-        await until(reading.is_set, "an item that is read")
-        ended = caller.socket
-        query = f"session_id={caller.id}&starting_after=99"
-        new = asyncio.create_task(refused(caller, query, caller.secret))
-        with pytest.raises(ConnectionClosed):
-            await ended.recv()
-        goes_on.set()
-        await new
-        await caller.socket.close()
-        await idle(b)
+    await caller.send("conversation.item.create", item=HELLO)
+    await until(reading.is_set, "an item that is read")
+    older = caller.socket
+    new = asyncio.create_task(refused(caller, f"session_id={caller.id}&starting_after=99", caller.secret))
+    await handed_over(older)
+    goes_on.set()
+    await new
+    await until(lambda: (connected(web), detached(web)) == (1, 0))
+    await caller.socket.close()
+    await idle(web)
 
 
 async def test_the_newer_connection_takes_over(web: HttpBench, answers: None, caller: Caller) -> None:
     for _ in "123":
         older = caller.socket
         await caller.resume()
-        with pytest.raises(ConnectionClosed) as closed:
-            await older.recv()
-        assert closed.value.rcvd is not None
-        assert (closed.value.rcvd.code, closed.value.rcvd.reason) == (1008, "taken_over")
+        await handed_over(older)
     await caller.ask(web)
     await caller.take("response.done")
     assert (resumes(web, "taken_over"), detached(web)) == (3, 0)

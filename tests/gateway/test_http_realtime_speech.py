@@ -90,16 +90,32 @@ async def test_a_sound_has_the_sessions_format(web: HttpBench, c: Connection) ->
     assert recording(web.stages.requests[0].media[0]) == G711Decoder("pcma").push(bytes(range(256)))
 
 
-@pytest.mark.parametrize("speed", [0.5, 1.5])
-async def test_answers_are_cut_by_their_own_time(web: HttpBench, c: Connection, speed: float) -> None:
+@pytest.mark.parametrize("speed", [0.5, 1, 1.5])
+async def test_what_was_not_heard_is_forgotten(web: HttpBench, c: Connection, speed: float) -> None:
+    """Answers are cut by their own time."""
     async with speaking(web, SPOKEN, CHUNKS):
         assert (await update(c, audio={"output": {"speed": speed}})).session.audio.output.speed == speed
         await add(c)
         events = await ask(c)
-    assert np.frombuffer(said(events), "<i2").size == round(SAID.size / speed)
-    item = events[-1].response.output[0]
-    await truncate(c, item.id, int(500 * SAID.size / speed / 24_000))
-    assert (await retrieve(c, item.id)).content[0].transcript == "one two three"
+        assert np.frombuffer(said(events), "<i2").size == round(SAID.size / speed)
+        item = events[-1].response.output[0]
+        await c.conversation.item.truncate(item_id=item.id, content_index=0, audio_end_ms=9000)
+        error = await error_of(c)
+        assert (error.param, f"{1200 / speed:.0f} ms" in error.message) == ("audio_end_ms", True)
+        await truncate(c, item.id, int(500 * SAID.size / speed / 24_000))
+        assert (await retrieve(c, item.id)).content[0].transcript == "one two three"
+        await add(c)
+        await ask(c)
+    prompt = web.prompt_of(web.stages.requests[1])
+    assert "one two three" in prompt
+    assert "four" not in prompt
+
+
+async def test_telephone_speech_may_be_faster(web: HttpBench, c: Connection) -> None:
+    async with speaking(web, SPOKEN, CHUNKS):
+        await update(c, audio={"output": {"format": {"type": "audio/pcmu"}, "speed": 1.5}})
+        await add(c)
+        assert len(said(await ask(c))) == round(SAID.size / 1.5) // 3
 
 
 @pytest.mark.parametrize("ended", [False, True], ids=["cancelled", "with too few codes"])

@@ -41,7 +41,7 @@ from tests.gateway.test_http_realtime_early import bench_of
 from tests.gateway.test_turns import SENTENCES, said
 
 RATE = 24_000
-LOUD = [np.full(RATE * 3, 0.1, np.float32) * np.sign(np.sin(np.arange(RATE * 3) / 9)).astype(np.float32)]
+LOUD = 0.1 * np.sign(np.sin(np.arange(RATE * 3, dtype=np.float32) / 9))
 
 
 @asynccontextmanager
@@ -95,14 +95,14 @@ async def test_speech_during_an_answer(web: HttpBench, interrupts: bool) -> None
     async with listening(web, interrupt_response=interrupts) as c:
         request = await begin(web, c)
         await web.stages.text(request.request_id, 0, web.encode("One two"))
-        await web.stages.audio(request.request_id, 0, LOUD[0].tobytes())
+        await web.stages.audio(request.request_id, 0, LOUD.tobytes())
         answer = (await take(c, "response.output_audio.delta"))[-1]
         await append(c, said(SENTENCES[0]))
         events = await take(c, "conversation.item.done" if not interrupts else "response.created")
         kinds = [event.type for event in events]
         begun = kinds.index("input_audio_buffer.speech_started")
         if interrupts:
-            done = of_type(events, "response.done")[0]
+            [done] = of_type(events, "response.done")
             assert kinds.index("response.done") > begun
             assert done.response.status_details.reason == "turn_detected"
             await web.stages.aborted(request.request_id)

@@ -62,48 +62,46 @@ def held_by(item: MediaItem) -> tuple[list[bytes], bytes]:
     return pictures, pcm
 
 
-async def test_what_is_seen_and_heard_is_one_video(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS), talking(web) as c:
-        await recite(c, 0, 1)
-        await look(c, SEEN[0], 0)
-        await look(c, SEEN[1], 600)
-        # Without a time: now.
-        await look(c, SEEN[2])
-        await recite(c, 1, 2.5)
-        # Behind the end of the recording.
-        await look(c, SEEN[3], 2600)
-        await commit(c)
-        await ask(c)
-        await recite(c, 2.5, 3.5)
-        await commit(c)
-        await add(c)
-        await ask(c)
-        first, second = web.stages.requests
-        assert first.use_audio_in_video
-        assert [item.kind for item in first.media] == ["video"]
-        # Frames are at 0, 0.5, … s; each is shown until another one comes.
-        assert held_by(first.media[0]) == (
-            [SEEN[0], SEEN[0], SEEN[2], SEEN[2], SEEN[2], SEEN[2]],
-            VOICE[: int(2.5 * SECOND)],
-        )
-        assert bytes(second.media[0].data.view) == bytes(first.media[0].data.view)
-        pictures, pcm = held_by(second.media[1])
-        assert pictures == [SEEN[2], SEEN[3]]
-        assert pcm == VOICE[int(2.5 * SECOND) : int(3.5 * SECOND)]
-    await idle(web)
+async def forget(c: Connection) -> None:
+    """Clear what was seen, which OpenAI's client has no event for."""
+    await say(c, type="input_video_buffer.clear")
+    cleared: Any = await c.recv()
+    while cleared.type != "input_video_buffer.cleared":
+        cleared = await c.recv()
 
 
-async def test_a_client_that_shows_nothing_is_only_heard(web: HttpBench) -> None:
-    async with speaking(web, ANSWER, CHUNKS), talking(web) as c:
-        await look(c, SEEN[0])
-        await say(c, type="input_video_buffer.clear")
-        cleared: Any = await c.recv()
-        assert cleared.type == "input_video_buffer.cleared"
-        await recite(c, 0, 1)
-        await commit(c)
-        await ask(c)
-        [item] = web.stages.requests[0].media
-        assert recording(item) == VOICE[:SECOND]
+async def test_what_is_seen_and_heard_is_one_video(web: HttpBench, answers: None, c: Connection) -> None:
+    await recite(c, 0, 1)
+    await look(c, SEEN[0], 0)
+    await look(c, SEEN[1], 600)
+    # Without a time: now.
+    await look(c, SEEN[2])
+    await recite(c, 1, 2.5)
+    # Behind the end of the recording.
+    await look(c, SEEN[3], 2600)
+    await commit(c)
+    await ask(c)
+    await recite(c, 2.5, 3.5)
+    await commit(c)
+    await add(c)
+    await ask(c)
+    first, second = web.stages.requests
+    assert first.use_audio_in_video
+    assert [item.kind for item in first.media] == ["video"]
+    # Frames are at 0, 0.5, … s; each is shown until another one comes.
+    assert held_by(first.media[0]) == ([*SEEN[:1] * 2, *SEEN[2:3] * 4], VOICE[: int(2.5 * SECOND)])
+    assert bytes(second.media[0].data.view) == bytes(first.media[0].data.view)
+    assert held_by(second.media[1]) == ([*SEEN[2:4]], VOICE[int(2.5 * SECOND) : int(3.5 * SECOND)])
+
+
+async def test_who_shows_nothing_is_only_heard(web: HttpBench, answers: None, c: Connection) -> None:
+    await look(c, SEEN[0])
+    await forget(c)
+    await recite(c, 0, 1)
+    await commit(c)
+    await ask(c)
+    [item] = web.stages.requests[0].media
+    assert recording(item) == VOICE[:SECOND]
 
 
 async def test_an_answer_that_is_begun_in_a_pause_has_seen_what_the_turn_shows(web: HttpBench) -> None:
@@ -132,10 +130,7 @@ async def test_what_changes_the_video_of_a_turn_after_its_pause_changes_the_answ
         await append(c, spoken(350))
         await web.stages.request(0)
         if what == "clear":
-            await say(c, type="input_video_buffer.clear")
-            cleared: Any = await c.recv()
-            while cleared.type != "input_video_buffer.cleared":
-                cleared = await c.recv()
+            await forget(c)
         else:
             await look(c, SEEN[1], 600)
             await settle(c)
@@ -196,34 +191,30 @@ async def test_transcripts_are_of_what_was_heard(web: HttpBench, c: Connection) 
     assert recording(item) == VOICE[:SECOND]
 
 
-@pytest.mark.parametrize("code", ["media_invalid", "prompt_too_long"])
-async def test_videos_that_cannot_be_answered_leave(web: HttpBench, code: str) -> None:
-    async with talking(web) as c:
-        await look(c, SEEN[0])
-        await recite(c, 0, 1)
-        await commit(c)
-        await c.response.create()
-        request = await web.stages.request(0)
-        await web.stages.fail(request.request_id, "thinker", code, "video 1: the file is damaged")
-        assert (await take(c, "response.done"))[-1].response.status_details.error.code == code
-        async with speaking(web, ANSWER, CHUNKS):
-            await ask(c)
-        [item] = web.stages.requests[1].media
-        assert recording(item) == VOICE[:SECOND]
-
-
-async def test_videos_stay_if_an_answer_without_them_fails(web: HttpBench) -> None:
-    async with talking(web) as c:
-        await look(c, SEEN[0])
-        await recite(c, 0, 1)
-        await commit(c)
-        await c.response.create(response={"conversation": "none", "input": [HELLO]})
-        request = await web.stages.request(0)
-        await web.stages.fail(request.request_id, "thinker", "prompt_too_long", "the prompt is too long")
-        await take(c, "response.done")
-        async with speaking(web, ANSWER, CHUNKS):
-            await ask(c)
-        assert [item.kind for item in web.stages.requests[1].media] == ["video"]
+@pytest.mark.parametrize(
+    ("code", "response", "left"),
+    [
+        ("media_invalid", {}, "audio"),
+        ("prompt_too_long", {}, "audio"),
+        # They were not in the prompt.
+        ("prompt_too_long", {"conversation": "none", "input": [HELLO]}, "video"),
+    ],
+)
+async def test_videos_that_cannot_be_answered_leave(
+    web: HttpBench, c: Connection, code: str, response: Any, left: str
+) -> None:
+    await look(c, SEEN[0])
+    await recite(c, 0, 1)
+    await commit(c)
+    await c.response.create(response=response)
+    request = await web.stages.request(0)
+    await web.stages.fail(request.request_id, "thinker", code, "video 1: the file is damaged")
+    assert (await take(c, "response.done"))[-1].response.status_details.error.code == code
+    async with speaking(web, ANSWER, CHUNKS):
+        await ask(c)
+    [item] = web.stages.requests[1].media
+    assert item.kind == left
+    assert left == "video" or recording(item) == VOICE[:SECOND]
 
 
 @pytest.mark.parametrize("limit", ["max_videos", "realtime_video_tokens"])
@@ -266,8 +257,7 @@ EMPTY = b"\xff\xe1\x00\x02"
     ],
     ids=["no picture", "half a JPEG", "half a PNG", "segments", "bytes", "pixels"],
 )
-def test_a_frame_that_is_refused(data: bytes, kind: type[MediaError]) -> None:
-    budget = MemoryBudget(2**30, lambda: 1)
+def test_a_frame_that_is_refused(budget: MemoryBudget, data: bytes, kind: type[MediaError]) -> None:
     video = video_of(budget, realtime_video_tokens=4096)
     with pytest.raises(MediaError) as refused:
         video.append(data, 0)
@@ -306,6 +296,11 @@ async def test_who_takes_no_videos(configure: Configure) -> None:
         assert (await error_of(c)).code == "unsupported"
 
 
+@pytest.fixture
+def budget() -> MemoryBudget:
+    return MemoryBudget(2**30, lambda: 1)
+
+
 def video_of(budget: MemoryBudget | None = None, **media: Any) -> InputVideo:
     held = budget or MemoryBudget(2**30, lambda: 1)
     return InputVideo(MediaConfig(**media), held.of("a"))
@@ -333,8 +328,7 @@ def test_a_camera_that_is_faster_is_sampled(fps: float, kept: list[int]) -> None
     assert shown(video, 2) == [SEEN[at] for at in kept]
 
 
-def test_a_long_turn_is_heard_whole_and_its_end_is_seen() -> None:
-    budget = MemoryBudget(2**30, lambda: 1)
+def test_a_long_turn_is_heard_whole_and_its_end_is_seen(budget: MemoryBudget) -> None:
     video = video_of(budget, realtime_video_seconds=3)
     for at in range(20):
         video.append(SEEN[at % 8], at * FRAME_MS)
@@ -353,12 +347,24 @@ def test_a_long_turn_is_heard_whole_and_its_end_is_seen() -> None:
     assert budget.total == 0
 
 
-@pytest.mark.parametrize("longest", [1.5, 4.5])
-def test_no_video_is_longer_than_the_thinker_takes(longest: float) -> None:
-    video = video_of(max_video_seconds=longest)
+LARGE = JPEG[:-2] + bytes(60_000) + JPEG[-2:]
+
+
+@pytest.mark.parametrize(
+    ("frame", "limits", "kept"),
+    [
+        (JPEG, {"max_video_seconds": 1.5}, 2),
+        (JPEG, {"max_video_seconds": 4.5}, 8),
+        (LARGE, {"realtime_video_tokens": 4 * TOKENS}, 8),
+        (LARGE, {"max_item_bytes": 18 * len(LARGE)}, 8),
+    ],
+    ids=["1.5 s", "4.5 s", "tokens", "bytes"],
+)
+def test_no_video_is_larger_than_the_thinker_takes(frame: bytes, limits: dict[str, Any], kept: int) -> None:
+    video = video_of(**limits)
     for at in range(20):
-        video.append(SEEN[at % 8], at * FRAME_MS)
-    assert len(shown(video, 10)) == 2 * int(longest)
+        video.append(frame, at * FRAME_MS)
+    assert len(shown(video, 10)) == kept
 
 
 def test_a_frame_may_have_some_segments_before_its_size() -> None:
@@ -366,16 +372,6 @@ def test_a_frame_may_have_some_segments_before_its_size() -> None:
     video = video_of()
     video.append(frame, 0)
     assert shown(video, 1) == [frame, frame]
-
-
-@pytest.mark.parametrize("limit", ["tokens", "bytes"])
-def test_large_frames_are_fewer(limit: str) -> None:
-    frame = JPEG[:-2] + bytes(60_000) + JPEG[-2:]
-    tokens, size = (4 * TOKENS, 2**26) if limit == "tokens" else (8192, 18 * len(frame))
-    video = video_of(realtime_video_tokens=tokens, max_item_bytes=size)
-    for at in range(20):
-        video.append(frame, at * FRAME_MS)
-    assert len(shown(video, 10)) == 8
 
 
 def test_half_of_the_largest_file_is_for_the_sound() -> None:
@@ -389,8 +385,8 @@ def test_half_of_the_largest_file_is_for_the_sound() -> None:
     assert recording(before) + read_file(bytes(after.data or b""))[1] == bytes(wav(10))[44:]
 
 
-def test_the_sound_of_a_video_is_in_memory_twice_and_in_a_request_once() -> None:
-    budget, sound = MemoryBudget(2**30, lambda: 1), bytearray(wav(4))
+def test_the_sound_of_a_video_is_in_memory_twice_and_in_a_request_once(budget: MemoryBudget) -> None:
+    sound = bytearray(wav(4))
     video = video_of(budget)
     video.append(JPEG, 0)
     recorded = video.recorded(memoryview(sound), 0)
@@ -431,8 +427,7 @@ async def test_videos_are_made_off_the_event_loop(
     assert threading.main_thread() not in makers
 
 
-def test_whatever_is_sent_the_buffer_is_bounded() -> None:
-    budget = MemoryBudget(2**30, lambda: 1)
+def test_whatever_is_sent_the_buffer_is_bounded(budget: MemoryBudget) -> None:
     video = video_of(budget, realtime_video_seconds=300)
     large = JPEG[:-2] + bytes(MAX_FRAME_BYTES - len(JPEG)) + JPEG[-2:]
     for at in range(40):
@@ -442,13 +437,12 @@ def test_whatever_is_sent_the_buffer_is_bounded() -> None:
 
 
 def test_a_video_is_of_one_format_and_takes_frames_of_any_size() -> None:
-    video = video_of()
-    (png,) = frames(1, form="png")
-    video.append(png, 0)
-    assert shown(video, 1) == [png, png]
-    video.append(SEEN[0], 500)
-    video.append(frames(1, 112, 160)[0], 1000)
-    assert shown(video, 1.5) == [SEEN[0], SEEN[0], frames(1, 112, 160)[0], frames(1, 112, 160)[0]]
+    video, (other,) = video_of(), frames(1, 112, 160)
+    video.append(PNG, 0)
+    assert shown(video, 1) == [PNG, PNG]
+    video.append(JPEG, 500)
+    video.append(other, 1000)
+    assert shown(video, 1.5) == [JPEG, JPEG, other, other]
 
 
 @settings(max_examples=300, deadline=None)

@@ -4,18 +4,18 @@ import asyncio
 import base64
 import json
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager, closing
+from contextlib import asynccontextmanager
 from typing import Any
 
 import pytest
 
-from tests.gateway.bench import Configure
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, MODEL, HttpBench, events_in, http_bench, http_gateway
+from tests.gateway.http_bench import HI, MODEL, HttpBench, events_in
 from tests.gateway.scripted import CHUNKS, CODES, TEXT, Script
+from tests.gateway.test_http_faults import chat, raw
 
 SPOKEN = {"modalities": ["text", "audio"], "audio": {"format": "pcm16"}}
-ASKED = {"model": MODEL, "messages": HI, "stream": True, "resumable": True, **SPOKEN}
+ASKED: dict[str, Any] = {"stream": True, "resumable": True, **SPOKEN}
 
 
 class Reader:
@@ -35,9 +35,10 @@ class Reader:
 
     async def read(self, b: HttpBench, enough: Callable[[], bool] = lambda: False) -> None:
         """Read until there is enough, then disconnect; or to the end."""
-        seed = {"seed": self.held["seed"]} if self.held else {}
-        partial = {name: value for name, value in self.held.items() if name != "seed"}
-        body = ASKED | seed | ({"resume": partial} if partial else {})
+        body = {"model": MODEL, "messages": HI, **ASKED}
+        if self.held:
+            partial = {name: value for name, value in self.held.items() if name != "seed"}
+            body |= {"seed": self.held["seed"], "resume": partial}
         async with b.http.stream("POST", "/v1/chat/completions", json=body) as response:
             assert response.status_code == 200
             async for line in response.aiter_lines():
@@ -96,8 +97,7 @@ async def test_others_get_the_chunks_of_before(web: HttpBench) -> None:
 
 
 async def test_what_is_not_a_partial_answer(web: HttpBench) -> None:
-    changes = {"resume": {"request_id": "earlier", "chunk_samples": [7]}}
-    response = await web.http.post("/v1/chat/completions", json=ASKED | changes)
+    response = await web.post(**ASKED, resume={"request_id": "earlier", "chunk_samples": [7]})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (400, "resume_invalid", "resume")
     assert web.stages.requests == []
@@ -105,24 +105,16 @@ async def test_what_is_not_a_partial_answer(web: HttpBench) -> None:
 
 
 async def test_each_token_of_a_text_is_told_once(web: HttpBench) -> None:
-    body = {"model": MODEL, "messages": HI, "stream": True, "resumable": True}
-    asked = asyncio.create_task(web.http.post("/v1/chat/completions", json=body))
+    asked = asyncio.create_task(web.post(stream=True, resumable=True))
     script = Script(web)
     await script.play(await web.stages.request(0))
     told = [chunk.get("resume", {}) for chunk in events_in((await asked).text)]
     assert [token for each in told for token in each.get("text_token_ids", [])] == script.text
 
 
-def chat(version: str = "1.1", **fields: Any) -> bytes:
-    body = json.dumps({"model": MODEL, "messages": HI, **fields}).encode()
-    head = [f"POST /v1/chat/completions HTTP/{version}", "Host: localhost", f"Content-Length: {len(body)}"]
-    return "\r\n".join([*head, "", ""]).encode() + body
-
-
 @asynccontextmanager
 async def half_closed(b: HttpBench, words: bytes) -> AsyncIterator[asyncio.StreamReader]:
-    reader, writer = await asyncio.open_connection(*b.address)
-    with closing(writer):
+    async with raw(b) as (reader, writer):
         writer.write(words)
         writer.write_eof()
         yield reader
@@ -142,8 +134,7 @@ async def test_it_gets_the_answer(web: HttpBench, stream: bool) -> None:
 
 
 async def test_it_gets_the_rest_of_a_stream(web: HttpBench) -> None:
-    reader, writer = await asyncio.open_connection(*web.address)
-    with closing(writer):
+    async with raw(web) as (reader, writer):
         writer.write(chat(stream=True))
         request = await web.stages.request(0)
         await web.stages.text(request.request_id, 0, web.encode("Hello"))
@@ -156,12 +147,10 @@ async def test_it_gets_the_rest_of_a_stream(web: HttpBench) -> None:
     assert b"[DONE]" in answer
 
 
-async def test_it_gets_both_answers_of_two_requests(configure: Configure) -> None:
+async def test_it_gets_both_answers_of_two_requests(web: HttpBench) -> None:
     live = b"GET /livez HTTP/1.1\r\nHost: localhost\r\n\r\n"
-
-    config = configure(http_gateway())
-    async with http_bench(config) as b, half_closed(b, chat() + live) as reader:
-        await b.stages.answer(await b.stages.request(0), b.encode("Hello"))
+    async with half_closed(web, chat() + live) as reader:
+        await web.stages.answer(await web.stages.request(0), web.encode("Hello"))
         answer = await reader.read()
         assert answer.count(b"HTTP/1.1 200") == 2
         assert answer.endswith(b'{"status":"ok"}')

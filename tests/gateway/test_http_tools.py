@@ -261,7 +261,7 @@ async def test_the_clients_calls_are_those_of_http(web: HttpBench, roomy: HttpBe
         schemas = [each.sampling.json_schema for each in (named, required, named_http)]
         assert json.loads(schemas[0] or "")["properties"]["name"] == {"const": "weather"}
         assert schemas == [schemas[0]] * 3
-        said = web.process._prompts._tokenizer.decode(told_again.prompt_token_ids, skip_special_tokens=False)
+        said = web.prompt_of(told_again)
         assert WEATHER in said
         assert "<tool_response>\nrain\n</tool_response>\n<tool_response>\nno wind\n</tool_response>" in said
 

@@ -3,13 +3,14 @@
 import base64
 import io
 import json
-import wave
 from contextlib import suppress
 from typing import Any
 
 import httpx
+import numpy as np
 import openai
 import pytest
+import soundfile
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from openai.types.audio import TranslationVerbose
@@ -30,11 +31,7 @@ SAID = "Good morning 😀"
 
 def recording(seconds: float = 0.5) -> bytes:
     file = io.BytesIO()
-    with wave.open(file, "wb") as written:
-        written.setnchannels(1)
-        written.setsampwidth(2)
-        written.setframerate(16_000)
-        written.writeframes(bytes(round(seconds * 32_000)))
+    soundfile.write(file, np.zeros(round(seconds * 16_000), np.int16), 16_000, format="WAV")
     return file.getvalue()
 
 

@@ -8,16 +8,20 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any, Final
 
+import httpx
 from websockets.asyncio.client import ClientConnection, connect
 from websockets.exceptions import ConnectionClosed
 
+from tests.gateway.http_bench import HttpBench
+
 START_S: Final = 120.0
 WAIT_S: Final = 60.0
+ANSWER_S: Final = 240.0
 PROGRAMS: Final = ("chromium", "chromium-browser", "google-chrome")
 FLAGS: Final = (
     "--headless=new",
@@ -34,6 +38,11 @@ FLAGS: Final = (
     "--use-fake-device-for-media-stream",
     "--remote-debugging-port=0",
 )
+ANSWER: Final = "document.querySelector('.assistant:last-of-type')"
+STATE: Final = f"{ANSWER}?.dataset.state"
+DONE: Final = f"{STATE} === 'done'"
+IDLE: Final = "document.getElementById('stop').hidden"
+READY: Final = "document.getElementById('stack').dataset.state === 'ready'"
 KEYS: Final = {"Enter": 13, "Escape": 27, "Tab": 9, " ": 32, "F2": 113}
 
 
@@ -132,6 +141,24 @@ class Page:
             **text,
         )
 
+    async def offer(self, path: Path) -> None:
+        """Drop a file that need not be taken."""
+        x, y = await self.place("main")
+        data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
+        for kind in ("dragEnter", "dragOver", "drop"):
+            await self.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
+
+    async def drop(self, path: Path) -> None:
+        await self.offer(path)
+        await self.until("document.querySelector('#files li') !== null")
+
+    async def said(self) -> dict[str, Any]:
+        """Wait until the last answer was made and played; gives what the page knows of it."""
+        await self.until(f"{ANSWER}?.dataset.state && {IDLE}", ANSWER_S)
+        facts: dict[str, Any] = json.loads(await self.js(f"JSON.stringify({ANSWER}.dataset)"))
+        facts["text"] = await self.js(f"{ANSWER}.querySelector('.words').textContent")
+        return facts
+
     async def resize(self, width: int, height: int, phone: bool = False, dark: bool = False) -> None:
         await self.call(
             "Emulation.setDeviceMetricsOverride",
@@ -183,11 +210,14 @@ class Page:
             self.problems.append(json.dumps(params["entry"])[:2000])
 
 
+Before = Callable[..., AbstractAsyncContextManager[tuple[HttpBench, Page]]]
+
+
 @asynccontextmanager
 async def browser(folder: Path, microphone: Path) -> AsyncIterator[Page]:
     """Run Chromium with a new profile; the microphone hears a WAV file."""
     found = program()
-    assert found is not None
+    assert found, "Chromium is not installed: apt-get install chromium"
     # Only what a browser needs: proxies of the environment are none of its business.
     environment = {name: os.environ[name] for name in ("PATH", "LANG") if name in os.environ}
     process = await asyncio.create_subprocess_exec(
@@ -203,12 +233,10 @@ async def browser(folder: Path, microphone: Path) -> AsyncIterator[Page]:
     try:
         async with asyncio.timeout(START_S):
             address = await _address(process)
-        async with connect(address, max_size=None) as whole:
-            await whole.send(json.dumps({"id": 1, "method": "Target.getTargets"}))
-            targets = await _answer(whole)
-            target = next(each for each in targets["targetInfos"] if each["type"] == "page")
-        base = address.partition("/devtools/")[0]
-        async with connect(f"{base}/devtools/page/{target['targetId']}", max_size=None) as socket:
+        async with httpx.AsyncClient(trust_env=False) as http:
+            targets = (await http.get(f"http://{address}/json/list")).json()
+        target = next(each for each in targets if each["type"] == "page")
+        async with connect(target["webSocketDebuggerUrl"], max_size=None) as socket:
             page = Page(socket)
             for domain in ("Page", "Runtime", "Network", "Log"):
                 await page.call(f"{domain}.enable")
@@ -226,17 +254,11 @@ async def browser(folder: Path, microphone: Path) -> AsyncIterator[Page]:
 
 
 async def _address(process: asyncio.subprocess.Process) -> str:
+    """Where Chromium listens: HOST:PORT."""
     assert process.stderr is not None
     said = b""
     while line := await process.stderr.readline():
         said += line
-        if found := re.search(rb"DevTools listening on (ws://\S+)", line):
+        if found := re.search(rb"DevTools listening on ws://([^/]+)", line):
             return found[1].decode()
     raise AssertionError(f"Chromium does not start:\n{said.decode(errors='replace')}")
-
-
-async def _answer(socket: ClientConnection) -> Any:
-    while True:
-        message = json.loads(await socket.recv())
-        if message.get("id") == 1:
-            return message["result"]

@@ -1,66 +1,35 @@
-"""The page in a real Chromium, before the real stack."""
+"""The page in a real Chromium: questions by keyboard, voice and picture, answers in writing and sound."""
 
-import asyncio
-import json
-from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from tests.page.browser import Page, browser
-from tests.support.http import Readings, get
+from tests.gateway.bench import keys_file
+from tests.gateway.fake_stages import SPEAKERS
+from tests.gateway.http_bench import HttpBench, melody, speaking
+from tests.page.browser import ANSWER, DONE, READY, Before, Page
 
 pytestmark = pytest.mark.page
 
-ANSWER_S = 240.0
-ANSWER = "document.querySelector('.assistant:last-of-type')"
-IDLE = "document.getElementById('stop').hidden"
-READY = "document.getElementById('stack').dataset.state === 'ready'"
-
-Open = Callable[[], Any]
+KEY = "omr_a-key-of-the-page"
+STACK = "document.getElementById('stack').dataset.state"
+TOLD = "document.getElementById('stack-text').textContent"
 
 
-@pytest.fixture
-def opened(url: str, microphone: Path, tmp_path: Path) -> Open:
-    """Opens the page; at its end nothing must have gone wrong."""
-
-    @asynccontextmanager
-    async def open_page() -> AsyncIterator[Page]:
-        async with browser(tmp_path, microphone) as page:
-            await page.resize(1200, 800)
-            await page.open(url)
-            await page.until(READY)
-            yield page
-            assert page.problems == []
-            assert [each for each in page.requests if not each.startswith((url, "blob:", "data:"))] == []
-
-    return open_page
-
-
-async def said(page: Page) -> dict[str, Any]:
-    """Wait until the last answer was made and played; gives what the page knows of it."""
-    await page.until(f"{ANSWER}?.dataset.state && {IDLE}", ANSWER_S)
-    facts: dict[str, Any] = json.loads(await page.js(f"JSON.stringify({ANSWER}.dataset)"))
-    facts["text"] = await page.js(f"{ANSWER}.querySelector('.words').textContent")
-    return facts
-
-
-async def check_spoken(page: Page, url: str) -> dict[str, Any]:
+async def check_spoken(b: HttpBench, page: Page) -> dict[str, Any]:
     """The last answer was written, and played to the last sample."""
-    facts = await said(page)
+    facts = await page.said()
     assert facts["state"] == "done", facts
     assert facts["text"]
     assert int(facts["scheduled"]) == int(facts["samples"]) > 0
     assert float(facts["heard"]) > 0.01
     assert int(facts["firstAudioMs"]) > 0
-    report = await report_of(url, facts["request"])
+    report = await report_of(b.url, facts["request"])
     assert report["state"] == "completed"
     assert round(report["audio_seconds"] * 24_000) == int(facts["samples"])
-    print(f"first audio after {facts['firstAudioMs']} ms, {facts['gaps']} gaps, {facts['samples']} samples")
-    return {**facts, **report}
+    return facts
 
 
 async def report_of(url: str, request: str) -> dict[str, Any]:
@@ -69,32 +38,13 @@ async def report_of(url: str, request: str) -> dict[str, Any]:
         return report
 
 
-async def underruns(url: str) -> float:
-    """How often, by the gateway's count, speech came later than it was to be heard."""
-    metrics = (await asyncio.to_thread(get, url.replace("http:", "tcp:"), "/metrics")).metrics
-    return Readings(metrics.values())("omnirelay_playback_underruns_total")
-
-
-async def offer(page: Page, path: Path) -> None:
-    """Drop a file that need not be taken."""
-    x, y = await page.place("main")
-    data = {"items": [], "files": [str(path)], "dragOperationsMask": 1}
-    for kind in ("dragEnter", "dragOver", "drop"):
-        await page.call("Input.dispatchDragEvent", type=kind, x=x, y=y, data=data)
-
-
-async def drop(page: Page, path: Path) -> None:
-    await offer(page, path)
-    await page.until("document.querySelector('#files li') !== null")
-
-
 async def sideways(page: Page) -> int:
     """By how many pixels the page is too wide."""
     width: int = await page.js("document.documentElement.scrollWidth - document.documentElement.clientWidth")
     return width
 
 
-async def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
+async def test_pieces_of_all_sizes_are_played_as_one(before: Before) -> None:
     sizes = [5760, 1, 2879, 11520, 37, 480, 24_000, 3]
     play = """(async () => {
         const { Playback, output } = await import('/page/player.js');
@@ -110,14 +60,14 @@ async def test_pieces_of_all_sizes_are_played_as_one(opened: Open) -> None:
         return [scheduled, gaps, Math.round(window.played.position())];
     })()"""
 
-    async with opened() as page:
+    async with before() as (_, page):
         await page.click("#text")
         await page.js("import('/page/player.js').then(({ output }) => { output(); })")
         assert await page.js(play.replace("SIZES", str(sizes))) == [sum(sizes), 0, sum(sizes)]
 
 
 async def test_playing_begins_when_advised_or_when_all_is_there_and_waits_longer_after_one_gap(
-    opened: Open,
+    before: Before,
 ) -> None:
     play = """(async () => {
         const { Playback, output } = await import('/page/player.js');
@@ -161,58 +111,53 @@ async def test_playing_begins_when_advised_or_when_all_is_there_and_waits_longer
         return [held, waited >= 450, atOnce, leads, gaps];
     })()"""
 
-    async with opened() as page:
+    async with before() as (_, page):
         await page.click("#text")
         await page.js("import('/page/player.js').then(({ output }) => { output(); })")
         assert await page.js(play) == [True, True, True, [0.2, 1.2, 0.2, 0.2], 3]
 
 
-async def test_a_typed_question_is_answered_in_writing_and_aloud(opened: Open, url: str) -> None:
-    async with opened() as page:
-        assert await page.js("[...document.querySelectorAll('#voice option')].map(o => o.value)") == [
-            "Chelsie",
-            "Ethan",
-            "(text only)",
-        ]
+async def test_a_typed_question_is_answered_in_writing_and_aloud(before: Before) -> None:
+    async with before() as (b, page):
+        voices = await page.js("[...document.querySelectorAll('#voice option')].map(o => o.value)")
+        assert voices == [*SPEAKERS, "(text only)"]
         await page.click("#text")
         await page.write("Good morning")
         await page.click("#send")
-        await page.until(f"{ANSWER}?.querySelector('.words').textContent")
+        name = (await b.stages.request(0)).request_id
+        await b.stages.text(name, 0, b.encode("Hello there"))
+        await b.stages.audio(name, 0, melody(1.0).tobytes())
         # Written and heard while it comes, not at the end.
-        await page.until(f"Number({ANSWER}.dataset.scheduled) > 0")
-        facts = await check_spoken(page, url)
+        await page.until(f"{ANSWER}?.querySelector('.words').textContent && {ANSWER}.dataset.scheduled > 0")
+        await b.stages.text(name, 1, b.encode("."), "stop")
+        await b.stages.codec(name, 0, [7] * 10, "stop")
+        await b.stages.audio(name, 1, melody(0.5).tobytes(), last=True)
+        assert (await check_spoken(b, page))["text"].strip() == "Hello there."
         await page.click(".assistant .play")
         await page.until("document.querySelector('.play').ariaLabel === 'Pause'")
         await page.until("document.querySelector('.play').ariaLabel.startsWith('Play')")
         await page.js("document.getElementById('voice').value = '(text only)'")
         await page.ask("And now?")
+        again = await b.stages.request(1)
+        await b.stages.answer(again, b.encode("Well."))
         await page.until("document.querySelectorAll('.assistant').length === 2")
-        quiet = await said(page)
-        assert quiet["state"] == "done"
-        assert int(quiet["samples"]) == 0
-        report = await report_of(url, quiet["request"])
-        # The first question and its answer were sent again; one question alone comes to 24 tokens here:
-        # without speech the template's own system message stands before it, which is shorter.
-        assert report["prompt_tokens"] > 24 + facts["text_tokens"]
+        quiet = await page.said()
+        assert (quiet["state"], quiet["samples"], again.speech) == ("done", "0", None)
+        # The first question and its answer were sent again.
+        prompt = b.prompt_of(again)
+        assert all(words in prompt for words in ("Good morning", "Hello there.", "And now?"))
 
 
-async def test_a_dropped_picture_and_speech_are_sent_and_shown(opened: Open, url: str, picture: Path) -> None:
-    async with opened() as page:
-        await drop(page, picture)
-        late = [await underruns(url)]
+async def test_a_dropped_picture_and_speech_are_sent_and_shown(before: Before, picture: Path) -> None:
+    async with before() as (b, page), speaking(b, "A house.", [melody()]):
+        await page.drop(picture)
         await page.ask("What can you see in this picture?")
-        first = await check_spoken(page, url)
-        late.append(await underruns(url))
-        assert first["prompt_tokens"] > 60
+        await check_spoken(b, page)
         assert await page.js("document.querySelector('.user img.media').naturalWidth") == 224
         await hold_to_talk(page)
-        second = await check_spoken(page, url)
-        late.append(await underruns(url))
-        # Others may keep the machine from making sound as fast as it is heard, which the gateway sees;
-        # and the page from taking it in time, but not both times.
-        gaps = int(first["gaps"]), int(second["gaps"])
-        assert gaps[0] <= late[1] - late[0] or gaps[1] <= late[2] - late[1], (gaps, late)
-        assert second["prompt_tokens"] > first["prompt_tokens"] + 30
+        assert (await check_spoken(b, page))["gaps"] == "0"
+        sent = [[item.kind for item in request.media] for request in b.stages.requests]
+        assert sent == [["image"], ["image", "audio"]]
         await page.until("document.querySelector('.user audio.media').duration > 1")
         await page.js("scrollTo(0, 1e6)")
         assert await sideways(page) == 0
@@ -234,40 +179,20 @@ async def hold_to_talk(page: Page) -> None:
     await page.until(f"document.querySelectorAll('.assistant').length === {before + 1}")
 
 
-async def test_escape_cancels_at_every_stage(opened: Open, url: str) -> None:
-    async with opened() as page, httpx.AsyncClient(base_url=url, trust_env=False) as http:
-        await page.ask("Tell me everything.")
-        await page.until(f"{ANSWER}?.querySelector('.words').textContent && {ANSWER}.dataset.request")
-        await page.press("Escape")
-        facts = await said(page)
-        assert facts["state"] == "stopped"
-        async with asyncio.timeout(30):
-            while (report := await report_of(url, facts["request"]))["state"] != "cancelled":
-                await asyncio.sleep(0.05)
-            while any(held(each) for each in (await http.get("/health")).json()["stages"]):
-                await asyncio.sleep(0.05)
-        assert report["error"] == "cancelled"
-
-
-def held(stage: dict[str, Any]) -> int:
-    """What a stage holds of requests."""
-    return sum(stage["load"][name] for name in ("running", "waiting", "held_bytes", "outbox_bytes"))
-
-
-async def test_the_keyboard_is_enough(opened: Open, url: str) -> None:
-    async with opened() as page:
+async def test_the_keyboard_is_enough(before: Before) -> None:
+    async with before() as (b, page), speaking(b, "Hello", [melody(0.5)]):
         # The message field has the focus from the beginning.
         await page.write("One")
         await page.press("Enter", modifiers=8)
         await page.write("Two")
         assert await page.js("document.getElementById('text').value") == "One\nTwo"
         await page.press("Enter")
-        await check_spoken(page, url)
+        await check_spoken(b, page)
         await page.key("keyDown", "F2")
         await page.until("parseFloat(document.getElementById('clock').textContent) >= 1")
         await page.key("keyUp", "F2")
         await page.until("document.querySelectorAll('.assistant').length === 2")
-        await check_spoken(page, url)
+        await check_spoken(b, page)
         reached = set()
         for _ in range(24):
             await page.press("Tab")
@@ -280,3 +205,35 @@ async def test_the_keyboard_is_enough(opened: Open, url: str) -> None:
         await page.key("keyUp", "F2")
         await page.until("document.getElementById('recording').hidden")
         assert await page.js("document.querySelectorAll('.user').length") == 2
+
+
+async def test_a_key_is_asked_for_and_kept_until_the_tab_is_closed(before: Before, tmp_path: Path) -> None:
+    keys = str(keys_file(tmp_path / "keys.yaml", page={"key": KEY}))
+    async with before(gateway={"api_keys": keys}, ready=False) as (b, page):
+        b.stages.serve(b.encode("Hello"))
+        await page.until("document.getElementById('key-field').hidden === false")
+        assert await page.js(STACK) == "away"
+        assert await page.js(TOLD) == "needs an API key"
+        await page.resize(390, 844, phone=True)
+        assert await sideways(page) == 0
+        assert await page.js("document.getElementById('send').getBoundingClientRect().right") <= 390
+        await page.click("#key")
+        await page.write("omr_wrong")
+        await page.press("Enter")
+        await page.until(f"{TOLD} === 'the API key is not accepted'")
+        await page.js("document.getElementById('key').select()")
+        await page.write(KEY)
+        await page.press("Enter")
+        await page.until(READY)
+        await page.ask("Hi")
+        await page.until(DONE)
+        assert await page.js(f"{ANSWER}.querySelector('.words').textContent") == "Hello"
+        # It ends with the tab: neither other tabs nor a later visit have it.
+        kept = "JSON.stringify([{...localStorage}, document.cookie, location.href])"
+        assert KEY not in await page.js(kept)
+        await page.open(b.url)
+        await page.until(READY)
+        await page.until(f"{ANSWER}?.querySelector('.words').textContent === 'Hello'")
+        # What was refused before, and nothing else.
+        page.problems = [each for each in page.problems if "401" not in each]
+        assert not any(KEY in each for each in page.requests)

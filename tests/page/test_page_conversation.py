@@ -2,28 +2,21 @@
 
 import asyncio
 import wave
-from collections.abc import AsyncIterator, Callable
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
 from shared.messages import SAMPLE_RATE, ThinkRequest
-from tests.gateway.bench import make_config
-from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speak, speaking
+from tests.gateway.http_bench import HttpBench, melody, speak, speaking
 from tests.gateway.test_say import said
-from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, IDLE, READY, drop, offer
+from tests.page.browser import ANSWER, DONE, IDLE, READY, STATE, Before, Page
+from tests.page.test_page import report_of
 
 pytestmark = pytest.mark.page
 
-DONE = f"{ANSWER}?.dataset.state === 'done'"
-STATE = f"{ANSWER}?.dataset.state"
 TURNS = "[...document.querySelectorAll('.turn .words')].map(each => each.textContent.trim())"
 NOTICE = "document.getElementById('notice').textContent"
 LONG_ENOUGH = "parseFloat(document.getElementById('clock').textContent) >= 0.5"
@@ -32,25 +25,6 @@ RECORDING = "!document.getElementById('recording').hidden"
 TITLES = "[...document.querySelectorAll('.open')].map(each => each.firstChild.textContent)"
 PLACE = "document.getElementById('{}').getBoundingClientRect().toJSON()"
 PLAYS = "[...document.querySelectorAll('.play')].map(each => each.ariaLabel)"
-
-Before = Callable[..., AbstractAsyncContextManager[tuple[HttpBench, Page]]]
-
-
-@pytest.fixture
-def before(tmp_path: Path, microphone: Path) -> Before:
-    """Opens the page before imitated stages."""
-
-    @asynccontextmanager
-    async def opened(**config: Any) -> AsyncIterator[tuple[HttpBench, Page]]:
-        made = make_config(make_checkpoint_dir(tmp_path / "checkpoint"), http_gateway(), **config)
-        async with http_bench(made) as b, browser(tmp_path, microphone) as page:
-            await page.resize(1200, 800)
-            await page.open(b.url)
-            await page.until(READY)
-            yield b, page
-            assert page.problems == []
-
-    return opened
 
 
 async def answered(b: HttpBench, page: Page, question: str, text: str) -> ThinkRequest:
@@ -62,11 +36,6 @@ async def answered(b: HttpBench, page: Page, question: str, text: str) -> ThinkR
     # And kept: a reload before that would lose it.
     await page.until(f"{DONE} && {IDLE} && {ANSWER}.querySelector('.words').textContent.trim() === {text!r}")
     return request
-
-
-def prompt_of(b: HttpBench, request: ThinkRequest) -> str:
-    prompt: str = b.process._prompts._tokenizer.decode(request.prompt_token_ids, skip_special_tokens=False)
-    return prompt
 
 
 async def half_answered(b: HttpBench, page: Page) -> ThinkRequest:
@@ -84,7 +53,7 @@ async def text_only(page: Page) -> None:
 
 async def test_a_conversation_survives_a_reload_and_new_begins_another(before: Before, picture: Path) -> None:
     async with before() as (b, page), speaking(b, "A house.", [melody()]):
-        await drop(page, picture)
+        await page.drop(picture)
         await page.ask("What is it?")
         await page.until(f"{DONE} && {IDLE}")
         await page.open(b.url)
@@ -102,7 +71,7 @@ async def test_a_conversation_survives_a_reload_and_new_begins_another(before: B
         # What is attached makes the message field taller; the last answer stays above it.
         await page.resize(1200, 500)
         await page.js("scrollTo(0, 1e6)")
-        await drop(page, picture)
+        await page.drop(picture)
         await page.until(f"{END} <= document.getElementById('row').getBoundingClientRect().top")
         await page.click("#reset")
         await page.until("document.querySelectorAll('.turn, #files li').length === 0")
@@ -127,7 +96,7 @@ async def test_earlier_conversations_are_listed_opened_and_deleted(before: Befor
         await page.until(f"{TURNS}.join() === 'Question 19,Answer 19'")
         # It goes on where it was, and after a reload.
         request = await answered(b, page, "Go on", "Well")
-        assert "Answer 19" in prompt_of(b, request)
+        assert "Answer 19" in b.prompt_of(request)
         await page.open(b.url)
         await page.until(f"{TURNS}.join() === 'Question 19,Answer 19,Go on,Well'")
         await page.click("#menu-open")
@@ -205,7 +174,7 @@ async def test_instructions_precede_every_conversation(before: Before) -> None:
         await page.press("Escape")
         for _ in range(2):
             request = await answered(b, page, "Why?", "So")
-            assert prompt_of(b, request).count("Answer in one word.") == 1
+            assert b.prompt_of(request).count("Answer in one word.") == 1
             await page.open(b.url)
             await page.until(READY)
             await text_only(page)
@@ -220,7 +189,7 @@ async def test_on_a_phone_there_is_room_to_type_with_a_file(
     async with before() as (b, page):
         await page.resize(width, 640, phone=True)
         await half_answered(b, page)
-        await drop(page, picture)
+        await page.drop(picture)
         places = {
             name: await page.js(PLACE.format(name)) for name in ("text", "send", "stop", "live", "attach")
         }
@@ -261,6 +230,15 @@ async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before
         await page.until(f"{IDLE} && {ANSWER}.dataset.samples === '{SAMPLE_RATE}' && !{read}")
         await page.open(b.url)
         await page.until(f"{PLAYS}[0] === 'Play the answer'")
+
+
+async def test_escape_cancels_at_every_stage(before: Before) -> None:
+    async with before() as (b, page):
+        name = (await half_answered(b, page)).request_id
+        await page.press("Escape")
+        await page.until(f"{STATE} === 'stopped'")
+        await b.stages.aborted(name)
+        assert (await report_of(b.url, name))["state"] == "cancelled"
 
 
 async def test_a_failed_answer_is_retried_in_its_place(before: Before) -> None:
@@ -346,13 +324,13 @@ async def test_files_are_checked_before_they_are_uploaded(
             (broken, "Save it as"),
             (notes, "notes.txt"),
         ):
-            await offer(page, path)
+            await page.offer(path)
             await page.until(f"{NOTICE}.includes({words!r})")
         await page.click("#text")
         await page.write("What?")
         assert await page.js(NOTICE) == ""
-        await drop(page, picture)
-        await drop(page, picture)
+        await page.drop(picture)
+        await page.drop(picture)
         await page.until("document.querySelectorAll('#files li').length === 2")
         await page.press("Enter")
         # Nothing was sent, and nothing is lost.

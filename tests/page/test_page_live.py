@@ -1,26 +1,22 @@
 """Conversations with an open microphone, in a real Chromium: by WebRTC, and by a WebSocket without it."""
 
 import itertools
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from functools import partial
 from io import BytesIO
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 from PIL import Image
 
 from services.thinker.media.decoded import Samples
 from shared.messages import MediaItem, MediaKind
-from tests.gateway.bench import make_config
-from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, melody, speaking
-from tests.gateway.test_turns import SENTENCES, said
-from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, READY
+from tests.gateway.http_bench import HttpBench, melody, speaking
+from tests.page.browser import ANSWER, READY, Before, Page
 from tests.support.camera import read_file
 
 pytestmark = pytest.mark.page
@@ -29,8 +25,7 @@ ANSWERED = "Very well, thanks."
 SPEECH = (0.2 * melody(20.0)).astype(np.float32)
 LIVE = "document.getElementById('live')"
 WORDS = f"{ANSWER}?.querySelector('.words').textContent.includes('Very well')"
-SILENCE_S = 6
-STATE = "document.getElementById('live-state').textContent"
+LIVE_STATE = "document.getElementById('live-state').textContent"
 NOTE_STATES = """
     window.states = [];
     const note = ([change]) => window.states.push(change.target.textContent);
@@ -38,45 +33,31 @@ NOTE_STATES = """
 """
 
 
-@pytest.fixture(scope="module")
-def sentence(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """What the microphone hears: a sentence, and the same again after a silence."""
-    path = tmp_path_factory.mktemp("microphone") / "sentence.wav"
-    words = np.repeat(np.frombuffer(said(SENTENCES[0]), "<i2"), 2)
-    soundfile.write(
-        path,
-        np.concatenate([np.zeros(24_000, np.int16), words, np.zeros(48_000 * SILENCE_S, np.int16)]),
-        48_000,
-    )
-    return path
+Talk = Callable[..., AbstractAsyncContextManager[tuple[HttpBench, Page]]]
 
 
-@asynccontextmanager
-async def opened(
-    folder: Path, microphone: Path, speech: Samples = SPEECH, **gateway: Any
-) -> AsyncIterator[tuple[HttpBench, Page]]:
-    """The page of a gateway that answers everything."""
-    config = make_config(make_checkpoint_dir(folder / "checkpoint"), http_gateway(**gateway))
-    async with http_bench(config) as b, speaking(b, ANSWERED, [speech]), browser(folder, microphone) as page:
-        await page.open(b.url)
-        await page.until(READY)
-        yield b, page
-        assert page.problems == []
+def answering(b: HttpBench, speech: Samples = SPEECH) -> AbstractAsyncContextManager[None]:
+    return speaking(b, ANSWERED, [speech])
 
 
-@asynccontextmanager
-async def talking(folder: Path, microphone: Path, **gateway: Any) -> AsyncIterator[tuple[HttpBench, Page]]:
-    """And with a conversation begun."""
-    async with opened(folder, microphone, **gateway) as (b, page):
-        await page.js(NOTE_STATES)
-        await page.click("#live")
-        yield b, page
+@pytest.fixture
+def talk(before: Before, sentence: Path) -> Talk:
+    """Opens the page of a gateway that answers everything, and begins a conversation."""
+
+    @asynccontextmanager
+    async def talking(**gateway: Any) -> AsyncIterator[tuple[HttpBench, Page]]:
+        async with before(sentence, gateway, answering, wide=False) as (b, page):
+            await page.js(NOTE_STATES)
+            await page.click("#live")
+            yield b, page
+
+    return talking
 
 
 @pytest.mark.parametrize("kind", ["webrtc", "websocket"])
-async def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path, tmp_path: Path) -> None:
+async def test_a_conversation_with_an_open_microphone(kind: str, talk: Talk) -> None:
     gateway = {"webrtc": {"enabled": True}} if kind == "webrtc" else {}
-    async with talking(tmp_path, sentence, **gateway) as (b, page):
+    async with talk(**gateway) as (b, page):
         await page.until(f"{LIVE}.dataset.link === '{kind}'")
         await page.until(WORDS)
         heard = f"{LIVE}.dataset.energy > 0.0001" if kind == "webrtc" else f"{ANSWER}.dataset.heard > 0.05"
@@ -104,23 +85,21 @@ async def test_a_conversation_with_an_open_microphone(kind: str, sentence: Path,
         await until(lambda: b.process.gateway.held.total == 0, "nothing held")
 
 
-async def test_it_listens_again_after_an_answer_and_escape_ends_it(sentence: Path, tmp_path: Path) -> None:
-    async with opened(tmp_path, sentence, SPEECH[:9000]) as (b, page):
+async def test_it_listens_again_after_an_answer_and_escape_ends_it(before: Before, sentence: Path) -> None:
+    async with before(sentence, answers=partial(answering, speech=SPEECH[:9000]), wide=False) as (b, page):
         await page.js("localStorage.setItem('omnirelay-instructions', 'Answer in one word.')")
         await page.open(b.url)
         await page.until(READY)
         await page.click("#live")
-        await page.until(f"{STATE} === 'Speaking'")
-        await page.until(f"{STATE} === 'Listening'")
-        prompts = b.process._prompts
-        said_to = prompts._tokenizer.decode(b.stages.requests[0].prompt_token_ids, skip_special_tokens=False)
-        assert "Answer in one word." in said_to
+        await page.until(f"{LIVE_STATE} === 'Speaking'")
+        await page.until(f"{LIVE_STATE} === 'Listening'")
+        assert "Answer in one word." in b.prompt_of(b.stages.requests[0])
         await page.press("Escape")
         await page.until("document.getElementById('live-panel').hidden")
 
 
-async def test_a_second_click_opens_no_second_microphone(sentence: Path, tmp_path: Path) -> None:
-    async with opened(tmp_path, sentence) as (_, page):
+async def test_a_second_click_opens_no_second_microphone(before: Before, sentence: Path) -> None:
+    async with before(sentence, wide=False) as (_, page):
         await page.js("""
             window.tracks = [];
             const { mediaDevices } = navigator, open = mediaDevices.getUserMedia.bind(mediaDevices);
@@ -146,9 +125,9 @@ async def asked(b: HttpBench, kind: MediaKind) -> MediaItem:
 
 
 @pytest.mark.parametrize("kind", ["webrtc", "websocket"])
-async def test_what_the_camera_sees_goes_with_what_is_said(kind: str, sentence: Path, tmp_path: Path) -> None:
+async def test_what_the_camera_sees_goes_with_what_is_said(kind: str, talk: Talk) -> None:
     gateway = {"webrtc": {"enabled": True}} if kind == "webrtc" else {}
-    async with talking(tmp_path, sentence, **gateway) as (b, page):
+    async with talk(**gateway) as (b, page):
         await page.until(f"{LIVE}.dataset.link === '{kind}'")
         await page.click("#live-camera")
         view = "document.getElementById('live-view')"
@@ -167,8 +146,8 @@ async def test_what_the_camera_sees_goes_with_what_is_said(kind: str, sentence: 
         assert await page.js(f"{view}.srcObject === null")
 
 
-async def test_a_camera_that_is_not_there(sentence: Path, tmp_path: Path) -> None:
-    async with talking(tmp_path, sentence) as (_, page):
+async def test_a_camera_that_is_not_there(talk: Talk) -> None:
+    async with talk() as (_, page):
         await page.until(f"{LIVE}.dataset.link === 'websocket'")
         missing = "new DOMException('no such device', 'NotFoundError')"
         await page.js(f"navigator.mediaDevices.getUserMedia = () => Promise.reject({missing})")
@@ -178,12 +157,10 @@ async def test_a_camera_that_is_not_there(sentence: Path, tmp_path: Path) -> Non
         assert await page.js(f"{LIVE}.dataset.link") == "websocket"
 
 
-async def test_a_gateway_that_has_no_room(
-    sentence: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_gateway_that_has_no_room(talk: Talk, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("gateway.http.realtime.endpoint.MAX_SESSIONS", 0)
 
-    async with talking(tmp_path, sentence, webrtc={"enabled": True}) as (_, page):
+    async with talk(webrtc={"enabled": True}) as (_, page):
         await page.until("document.getElementById('notice').textContent.includes('try again later')")
         assert await page.js(f"{LIVE}.ariaPressed") == "false"
         # The browser reports the response, too.
@@ -214,9 +191,9 @@ CALL = """(async () => {
 
 @pytest.mark.parametrize("kinds", [("audio", "video"), ("video", "audio")], ids=lambda kinds: kinds[0])
 async def test_a_call_that_offers_video_is_one_of_audio(
-    kinds: tuple[str, str], sentence: Path, tmp_path: Path
+    kinds: tuple[str, str], before: Before, sentence: Path
 ) -> None:
-    async with opened(tmp_path, sentence, webrtc={"enabled": True}) as (_, page):
+    async with before(sentence, {"webrtc": {"enabled": True}}, wide=False) as (_, page):
         called = await page.js(CALL.replace("KINDS", str(list(kinds))))
         assert called["event"] == "session.created"
         assert [each[2:7] for each in called["media"][:2]] == list(kinds)

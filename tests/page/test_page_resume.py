@@ -11,8 +11,8 @@ import pytest
 
 from omnirelay import Client
 from omnirelay.errors import GatewayUnreachableError
-from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, READY, report_of, said
+from tests.page.browser import ANSWER, READY, Page, browser
+from tests.page.test_page import report_of
 from tests.support.processes import Processes, wait_until
 from tests.support.stack import RunningStack, addresses_of_several, make_config
 
@@ -44,14 +44,14 @@ async def outlives(page: Page, first: str, lose: Callable[[], None], second: str
     await page.open(first)
     await page.until(READY)
     await page.ask(QUESTION)
-    whole = await said(page)
+    whole = await page.said()
     await page.click("#reset")
     await page.until("document.querySelectorAll('.turn').length === 0")
     await page.ask(QUESTION)
     await page.until(f"{SAMPLES} > 0")
     before = await page.js(f"{ANSWER}.dataset.request")
     await asyncio.to_thread(lose)
-    facts = await said(page)
+    facts = await page.said()
     assert facts["state"] == "done", facts
     assert facts["text"] == whole["text"]
     assert facts["request"] != before
@@ -107,7 +107,7 @@ async def test_an_answer_goes_on_at_the_other_gateway(
             # A further question goes there from the start.
             await page.until(READY)
             await page.ask(QUESTION)
-            again = await said(page)
+            again = await page.said()
             assert again["state"] == "done", again
             await report_of(second, again["request"])
             check_network_only(page)

@@ -5,7 +5,6 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from io import BytesIO
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -15,17 +14,14 @@ from services.thinker.media.decoded import Samples
 from shared.config import Config
 from shared.messages import ThinkRequest
 from tests.gateway.bench import make_config
-from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, speaking
 from tests.gateway.test_turns import SENTENCES, said
-from tests.page.browser import Page, browser
-from tests.page.test_page import ANSWER, READY
-from tests.page.test_page_live import ANSWERED, LIVE, SPEECH, STATE, sentence
+from tests.page.browser import ANSWER, DONE, READY, Page, browser
+from tests.page.test_page_live import ANSWERED, LIVE, LIVE_STATE, SPEECH
 from tests.support.proxy import Relay
 
 pytestmark = pytest.mark.page
-__all__ = ["sentence"]
 
 CUT_S = 10
 SPOKEN_S = 2.0
@@ -48,21 +44,18 @@ def once(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@asynccontextmanager
-async def behind_a_relay(folder: Path, microphone: Path) -> AsyncIterator[tuple[HttpBench, Page, Relay]]:
+@pytest.fixture
+def config(checkpoint_dir: Path) -> Config:
+    return make_config(checkpoint_dir, http_gateway())
+
+
+@pytest.fixture
+async def relayed(config: Config, tmp_path: Path, once: Path) -> AsyncIterator[tuple[HttpBench, Page, Relay]]:
     """A conversation whose connection can be cut."""
-    async with gateway_at(make(folder)) as b, browser(folder, microphone) as page:
-        assert b.config.gateway.http is not None
-        with Relay(b.config.gateway.http) as relay:
+    async with gateway_at(config) as b, browser(tmp_path, once) as page:
+        with Relay(config.gateway.http or "") as relay:
             await begin(page, relay.address.replace("tcp:", "http:"))
             yield b, page, relay
-
-
-def make(folder: Path, **gateway: Any) -> Config:
-    checkpoint = folder / "checkpoint"
-    if not checkpoint.exists():
-        make_checkpoint_dir(checkpoint)
-    return make_config(checkpoint, http_gateway(**gateway))
 
 
 @asynccontextmanager
@@ -93,42 +86,39 @@ async def cut(relay: Relay) -> None:
     await asyncio.sleep(CUT_S)
 
 
-async def test_an_answer_outlives_the_network(once: Path, tmp_path: Path) -> None:
-    async with behind_a_relay(tmp_path, once) as (b, page, relay):
-        await page.until(f"{SAMPLES} > 0")
-        await cut(relay)
-        assert await page.js(SAMPLES) < SPEECH.size
-        relay.refuses = False
-        await page.until(f"{ANSWER}.dataset.state === 'done'")
-        assert await page.js(SAMPLES) == SPEECH.size
-        await page.until(WRITTEN)
-        assert await b.metric(RESUMED) == 1
+async def test_an_answer_outlives_the_network(relayed: tuple[HttpBench, Page, Relay]) -> None:
+    b, page, relay = relayed
+    await page.until(f"{SAMPLES} > 0")
+    await cut(relay)
+    assert await page.js(SAMPLES) < SPEECH.size
+    relay.refuses = False
+    await page.until(DONE)
+    assert await page.js(SAMPLES) == SPEECH.size
+    await page.until(WRITTEN)
+    assert await b.metric(RESUMED) == 1
 
 
-async def test_a_question_outlives_the_network(once: Path, tmp_path: Path) -> None:
-    async with behind_a_relay(tmp_path, once) as (b, page, relay):
-        async with asyncio.timeout(30):
-            while await b.metric('omnirelay_realtime_turns_total{event="started"}') == 0:
-                await asyncio.sleep(0.02)
-        await cut(relay)
-        assert not b.stages.requests
-        relay.refuses = False
-        await page.until(f"{SAMPLES} > 0")
-        assert heard_in(b.stages.requests[0]) == pytest.approx(SPOKEN_S, abs=0.3)
-        assert await b.metric(RESUMED) == 1
+async def test_a_question_outlives_the_network(relayed: tuple[HttpBench, Page, Relay]) -> None:
+    b, page, relay = relayed
+    async with asyncio.timeout(30):
+        while await b.metric('omnirelay_realtime_turns_total{event="started"}') == 0:
+            await asyncio.sleep(0.02)
+    await cut(relay)
+    assert not b.stages.requests
+    relay.refuses = False
+    await page.until(f"{SAMPLES} > 0")
+    assert heard_in(b.stages.requests[0]) == pytest.approx(SPOKEN_S, abs=0.3)
+    assert await b.metric(RESUMED) == 1
 
 
 @pytest.mark.parametrize("where", ["restarted", "another"])
 async def test_an_answer_is_asked_for_again_where_its_gateway_is_lost(
-    where: str, once: Path, tmp_path: Path
+    where: str, once: Path, checkpoint_dir: Path, tmp_path: Path
 ) -> None:
-    configs = [make(tmp_path), make(tmp_path)]
-    urls = [(each.gateway.http or "").replace("tcp:", "http:") for each in configs]
-    if where == "another":
-        configs = [
-            each.model_copy(update={"gateway": each.gateway.model_copy(update={"http_gateways": urls})})
-            for each in configs
-        ]
+    gateways = [http_gateway(), http_gateway()]
+    urls = [each["http"].replace("tcp:", "http:") for each in gateways]
+    others = {"http_gateways": urls if where == "another" else []}
+    configs = [make_config(checkpoint_dir, each | others) for each in gateways]
     async with browser(tmp_path, once) as page, AsyncExitStack() as second:
         async with gateway_at(configs[0]):
             if where == "another":
@@ -139,13 +129,14 @@ async def test_an_answer_is_asked_for_again_where_its_gateway_is_lost(
             other = await second.enter_async_context(gateway_at(configs[0]))
         await until(lambda: bool(other.stages.requests), "the question, again")
         assert heard_in(other.stages.requests[0]) == pytest.approx(SPOKEN_S, abs=0.3)
-        await page.until(f"{ANSWER}.dataset.state === 'done'")
+        await page.until(DONE)
         assert await page.js(SAMPLES) == SPEECH.size
         await page.until(WRITTEN)
 
 
-async def test_a_conversation_goes_on_when_its_gateway_was_restarted(sentence: Path, tmp_path: Path) -> None:
-    config = make(tmp_path)
+async def test_a_conversation_goes_on_when_its_gateway_was_restarted(
+    config: Config, sentence: Path, tmp_path: Path
+) -> None:
     async with browser(tmp_path, sentence) as page:
         async with gateway_at(config, SPEECH[:8000]) as b:
             await begin(page, b.url)
@@ -154,17 +145,18 @@ async def test_a_conversation_goes_on_when_its_gateway_was_restarted(sentence: P
         async with gateway_at(config, SPEECH[:8000]) as b:
             await until(lambda: bool(b.stages.requests), "another question")
             request = b.stages.requests[0]
-            words = b.process._prompts._tokenizer.decode(request.prompt_token_ids)
-            assert words.count(ANSWERED) == 2
+            assert b.prompt_of(request).count(ANSWERED) == 2
             assert len(request.media) == 1
             await page.until(f"{TURNS}.length === 4")
 
 
-async def test_a_conversation_can_be_ended_while_there_is_no_gateway(once: Path, tmp_path: Path) -> None:
+async def test_a_conversation_can_be_ended_while_there_is_no_gateway(
+    config: Config, once: Path, tmp_path: Path
+) -> None:
     async with browser(tmp_path, once) as page:
-        async with gateway_at(make(tmp_path)) as b:
+        async with gateway_at(config) as b:
             await begin(page, b.url)
             await page.until(f"{SAMPLES} > 0")
-        await page.until(f"{STATE} === 'Connecting …'")
+        await page.until(f"{LIVE_STATE} === 'Connecting …'")
         await page.click("#live-end")
         await page.until("document.getElementById('live-panel').hidden")

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 
-from tests.page.browser import browser
-from tests.page.test_page import ANSWER, ANSWER_S, READY, said
+from tests.page.browser import ANSWER_S, DONE, READY, browser
 from tests.support.stack import PATIENT, RunningStack, make_config
 
 pytestmark = [pytest.mark.page, pytest.mark.timeout(600)]
@@ -47,7 +46,7 @@ async def test_it_answers_what_it_is_asked(
         answers = []
         for question in ("What is six plus nine?", "And plus one?"):
             await page.ask(question)
-            answers.append(await said(page))
+            answers.append(await page.said())
         assert [each["state"] for each in answers] == ["done"] * 2
         assert [each["text"] for each in answers] == ANSWERS
         assert page.problems == []
@@ -72,7 +71,7 @@ async def test_it_answers_what_it_hears_in_a_call(
         await page.until(READY)
         await page.click("#live")
         await page.until("document.getElementById('live').dataset.link === 'webrtc'")
-        await page.until(f"{ANSWER}?.dataset.state === 'done'", ANSWER_S)
+        await page.until(DONE, ANSWER_S)
         words = "[...document.querySelectorAll('.turn .words')].map(each => each.textContent.trim())"
         # The transcript comes after the answer.
         await page.until(f"!{words}[0].includes('…')", ANSWER_S)

@@ -1,32 +1,21 @@
-"""What nobody wants any more leaves every stage, however and whenever it is given up."""
+"""What nobody wants any more leaves every stage, whenever it is given up.
+
+How it is given up is in ``tests/gateway``: by a cancel, with its connection, at its deadline.
+"""
 
 import random
 import time
 from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
-
-import pytest
 
 from omnirelay import Client, GenerateRequest, SamplingOverrides, StatusReport
-from omnirelay.errors import CancelledRequestError, DeadlineError, OmniRelayError
+from omnirelay.errors import CancelledRequestError
 from shared.messages import STAGES
 from tests.support.http import Readings, get
 from tests.support.processes import wait_until
-from tests.support.restarting import OPEN
 from tests.support.stack import RunningStack
 
-STREAMS = 8
-LONG = SamplingOverrides(max_tokens=1000, min_tokens=900)
 HELD = ("omnirelay_stage_held_bytes", "omnirelay_conditioning_rows_held", "omnirelay_kv_cache_usage_ratio")
-WITHIN_S = 60.0
-"""Generous: how soon it is, ``python -m tests.chaos --soak`` tells."""
-
-
-def confirmed(stack: RunningStack) -> float:
-    """Requests that all their stages have dropped."""
-    told = Readings(get(stack.config["gateway"]["http"], "/metrics").metrics.values())
-    return told("omnirelay_abort_seconds_count")
 
 
 def held(stack: RunningStack) -> list[float]:
@@ -34,41 +23,10 @@ def held(stack: RunningStack) -> list[float]:
     values = []
     for stage in STAGES:
         told = Readings(get(stack.config["stages"][stage]["http"], "/metrics").metrics.values())
-        values += [
-            told("omnirelay_stage_requests", stage=stage, state=state) for state in ("running", "waiting")
-        ]
+        for state in ("running", "waiting"):
+            values.append(told("omnirelay_stage_requests", stage=stage, state=state))
         values += [told(name, stage=stage) for name in HELD if told.has(name, stage=stage)]
     return values
-
-
-@pytest.mark.parametrize("way", ["cancel", "disconnect", "deadline"])
-def test_eight_streams_that_are_given_up_leave_nothing_at_the_stages(stack: RunningStack, way: str) -> None:
-    before = confirmed(stack)
-    deadline_s = 2.0 if way == "deadline" else None
-    told: list[OmniRelayError] = []
-    with ExitStack() as leaving:
-        clients = [leaving.enter_context(Client(stack.address)) for _ in range(STREAMS)]
-        answers = [
-            client.chat("Talk for ever", text_sampling=LONG, codec_sampling=LONG, deadline_s=deadline_s)
-            for client in clients
-        ]
-        with Client(stack.address) as other:
-            begun = OPEN[OPEN.index("thinking") :]
-            wait_until(lambda: way == "deadline" or any(map(other.status().requests.get, begun)), "a begin")
-        if way == "disconnect":
-            leaving.close()
-        for answer in answers if way != "disconnect" else []:
-            if way == "cancel":
-                answer.cancel()
-            with pytest.raises((CancelledRequestError, DeadlineError)) as ended:
-                answer.result()
-            told.append(ended.value)
-    expected = {"cancel": CancelledRequestError, "deadline": DeadlineError}
-    assert all(isinstance(each, expected[way]) for each in told)
-    with Client(stack.address) as client:
-        wait_until(lambda: not any(client.status().requests[state] for state in OPEN), "they end", WITHIN_S)
-    wait_until(lambda: confirmed(stack) > before, "an abort is confirmed", WITHIN_S)
-    wait_until(lambda: not any(held(stack)), "nothing is held", WITHIN_S)
 
 
 DEADLINE_S = 60.0
@@ -127,6 +85,7 @@ def test_cancels_at_any_moment_leave_nothing_and_refuse_nothing(stack: RunningSt
         with ThreadPoolExecutor(16) as pool:
             assert sum(pool.map(cancelled, range(32))) > 16
         assert refused(idle(client)) == before
+        wait_until(lambda: not any(held(stack)), "nothing is held", DEADLINE_S)
 
 
 def test_speech_that_ends_before_its_text_refuses_nothing(stack: RunningStack) -> None:

@@ -1,53 +1,23 @@
-"""The command line against the real stack, as a user types it."""
+"""The command line, and vLLM's benchmark, against the real stack, as a user types them."""
 
+import argparse
 import json
 import wave
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from tests.support.stack import RunningStack, chat_events, omnirelay
+from tests.support.stack import RunningStack, omnirelay
 
 SHORT = ("--max-tokens", "12", "--max-codec-tokens", "40", "--seed", "5")
 
 
-def test_json_streams_text_and_audio_and_ends_with_everything(stack: RunningStack, tmp_path: Path) -> None:
-    out = tmp_path / "reply.wav"
-    *events, done = chat_events(stack, "Tell me a story.", *SHORT, "--out", str(out))
-    texts = [event for event in events if event["event"] == "text"]
-    audio = [event for event in events if event["event"] == "audio"]
-    assert len(texts) + len(audio) == len(events)
-    assert done["event"] == "done"
-    assert "".join(event["text"] for event in texts) == done["text"] != ""
-    assert [token for event in texts for token in event["token_ids"]] == done["text_token_ids"]
-    assert len(done["text_token_ids"]) <= 12
-    assert 0 < len(done["codec_token_ids"]) <= 40
-    assert [event["seq"] for event in audio] == list(range(len(audio)))
-    samples = sum(event["samples"] for event in audio)
-    assert samples == round(done["audio_seconds"] * 24_000) == len(done["codec_token_ids"]) * 480
-    assert 0 < done["ttft_s"] <= done["wall_s"]
-    assert 0 < done["ttfa_s"] <= done["wall_s"]
-    assert done["finish_reason"] in ("stop", "length")
-    assert done["prompt_token_ids"]
-    assert done["request_id"]
-    with wave.open(str(out)) as file:
-        assert (file.getframerate(), file.getnchannels(), file.getsampwidth()) == (24_000, 1, 2)
-        pcm = np.frombuffer(file.readframes(file.getnframes()), "<i2") / 32_767
-    assert pcm.size == samples
-    assert 0.01 < np.sqrt(np.mean(np.square(pcm))) < 0.5
-
-
-def test_peak_memory_of_the_four_processes_is_known(
-    stack: RunningStack, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_peak_memory_of_the_four_processes_is_known(stack: RunningStack) -> None:
     report = json.loads(omnirelay("status", "--json", "--gateway", stack.address).stdout)
-    peaks = {stage["name"]: stage["peak_memory_bytes"] for stage in report["stages"]}
-    peaks["gateway"] = report["gateway"]["peak_memory_bytes"]
-    with capsys.disabled():
-        print("\npeak memory:", ", ".join(f"{name} {peak / 2**20:.0f} MiB" for name, peak in peaks.items()))
+    peaks = {each["name"]: each["peak_memory_bytes"] for each in report["stages"]}
+    assert len(peaks) == 3
     assert all(10 * 2**20 < peak < 4 * 2**30 for peak in peaks.values())
-    assert peaks["gateway"] < 200 * 2**20
+    assert 10 * 2**20 < report["gateway"]["peak_memory_bytes"] < 200 * 2**20
 
 
 def test_a_conversation_computes_what_was_said_before_only_once(stack: RunningStack, tmp_path: Path) -> None:
@@ -75,3 +45,36 @@ def test_the_doctor_finds_the_running_stack_well(stack: RunningStack) -> None:
         assert levels[check] == "ok", report
     (ports,) = (finding for finding in report["findings"] if finding["check"] == "ports")
     assert "thinker ready, talker ready, token2wav ready" in ports["what"]
+
+
+@pytest.mark.parametrize(
+    ("backend", "endpoint"), [("openai-chat", "/v1/chat/completions"), ("openai-responses", "/v1/responses")]
+)
+def test_vllms_benchmark_drives_it(
+    stack: RunningStack, tiny_checkpoint: Path, tmp_path: Path, backend: str, endpoint: str
+) -> None:
+    """As ``vllm bench serve`` does."""
+    from vllm.benchmarks import serve  # noqa: PLC0415 - loads vLLM
+
+    parser = argparse.ArgumentParser()
+    serve.add_cli_args(parser)
+    result = tmp_path / "result.json"
+    options = {
+        "backend": backend,
+        "base-url": stack.config["gateway"]["http"].replace("tcp:", "http:"),
+        "endpoint": endpoint,
+        "model": "omnirelay",
+        "tokenizer": tiny_checkpoint,
+        "dataset-name": "random",
+        "random-input-len": 16,
+        "random-output-len": 8,
+        "num-prompts": 6,
+        "max-concurrency": 3,
+        "temperature": 0,
+        "result-filename": result,
+    }
+    words = [word for name, value in options.items() for word in (f"--{name}", str(value))]
+    serve.main(parser.parse_args([*words, "--ignore-eos", "--save-result", "--disable-tqdm"]))
+    told = json.loads(result.read_text())
+    assert (told["completed"], told["total_output_tokens"]) == (6, 6 * 8)
+    assert told["median_ttft_ms"] > 0

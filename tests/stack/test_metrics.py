@@ -2,13 +2,12 @@
 
 import pytest
 
+from omnirelay import Client, SamplingOverrides
 from scripts.reference import METRICS
 from shared.messages import STAGES
 from tests.support.http import Answer, Readings, get
 from tests.support.monitoring import documented, queries, scraped
-from tests.support.stack import RunningStack, chat_events
-
-SHORT = ("--max-tokens", "8", "--max-codec-tokens", "30", "--seed", "3")
+from tests.support.stack import RunningStack
 
 
 def ask(stack: RunningStack, stage: str, path: str) -> Answer:
@@ -37,24 +36,24 @@ def test_the_rules_and_the_dashboard_ask_for_metrics_that_are_there(stack: Runni
 
 def test_a_request_moves_the_metrics_of_all_stages(stack: RunningStack) -> None:
     before: dict[str, Readings] = {stage: read(stack, stage) for stage in STAGES}
-    done = chat_events(stack, "Tell me something.", *SHORT)[-1]
+    text, codec = SamplingOverrides(max_tokens=8), SamplingOverrides(max_tokens=30)
+    with Client(stack.address) as client:
+        done = client.chat("Hello", seed=3, text_sampling=text, codec_sampling=codec).result().done
     after: dict[str, Readings] = {stage: read(stack, stage) for stage in STAGES}
 
     def change(stage: str, name: str, **labels: str) -> float:
         return after[stage](name, stage=stage, **labels) - before[stage](name, stage=stage, **labels)
 
-    prompt, text = len(done["prompt_token_ids"]), len(done["text_token_ids"])
+    prompt, reply = done.prompt_tokens, len(done.text_token_ids)
     # The voice's row, and two that close the track; the last token has none.
-    assert change("thinker", "omnirelay_conditioning_rows_sent_total") == prompt + 1 + text - 1 + 2
+    assert change("thinker", "omnirelay_conditioning_rows_sent_total") == prompt + 1 + reply - 1 + 2
     assert change("thinker", "omnirelay_prefix_cache_queried_tokens_total") == prompt
-    assert change("thinker", "omnirelay_edge_sent_messages_total", edge="gateway") == text
+    assert change("thinker", "omnirelay_edge_sent_messages_total", edge="gateway") == reply
     sent = change("thinker", "omnirelay_edge_sent_bytes_total", edge="talker")
     assert sent == change("talker", "omnirelay_edge_received_bytes_total", edge="talker") > 0
     codes = change("talker", "omnirelay_edge_sent_messages_total", edge="token2wav")
     assert codes == change("token2wav", "omnirelay_edge_received_messages_total", edge="token2wav") > 0
-    assert change("token2wav", "omnirelay_synthesis_audio_seconds_total") == pytest.approx(
-        done["audio_seconds"]
-    )
+    assert change("token2wav", "omnirelay_synthesis_audio_seconds_total") == pytest.approx(done.audio_seconds)
     for stage in STAGES:
         assert change(stage, "omnirelay_stage_step_seconds_count") > 0
         assert change(stage, "omnirelay_stage_batch_requests_count") > 0
@@ -63,14 +62,8 @@ def test_a_request_moves_the_metrics_of_all_stages(stack: RunningStack) -> None:
             for activity in ("wait", "take", "model", "engine", "send")
         }
         assert min(spent.values()) > 0, spent
+        # vLLM's own are told too, and named like the stage.
+        for name in ("vllm:prompt_tokens_total", "vllm:e2e_request_latency_seconds_count"):
+            assert after[stage](name, model_name=stage, engine="0") > 0
+        assert after[stage].has("process_resident_memory_bytes")
         assert ask(stack, stage, "/livez").status == ask(stack, stage, "/readyz").status == 200
-
-
-def test_vllms_own_metrics_are_told_too_and_named_like_the_stage(stack: RunningStack) -> None:
-    chat_events(stack, "Tell me something else.", *SHORT)
-    for stage in STAGES:
-        metrics = ask(stack, stage, "/metrics").metrics
-        told = Readings(metrics.values())
-        assert told("vllm:prompt_tokens_total", model_name=stage, engine="0") > 0
-        assert told("vllm:e2e_request_latency_seconds_count", model_name=stage, engine="0") > 0
-        assert "process_resident_memory_bytes" in metrics

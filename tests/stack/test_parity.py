@@ -1,8 +1,9 @@
 """The whole stack against transformers: greedy, float32, several shapes of checkpoints, several workers."""
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -10,8 +11,22 @@ import pytest
 import torch
 
 from checkpoint import RELEASED_VOCABULARY, TINY, CheckpointShape, write_checkpoint
-from omnirelay import ChatResult, Client, GenerateRequest, SamplingOverrides
+from omnirelay import (
+    Answer,
+    AudioPart,
+    ChatMessage,
+    ChatResult,
+    Client,
+    GenerateRequest,
+    ImagePart,
+    SamplingOverrides,
+    TextPart,
+    VideoPart,
+)
+from omnirelay.content import ContentPart
+from shared.messages import MediaKind
 from tests.support.answers import Reference
+from tests.support.conversations import Processor, examples, to_be_spoken
 from tests.support.processes import wait_until
 from tests.support.stack import RunningStack, make_config
 from tests.support.workers import TWO, check_gone, shared_names, workers_of
@@ -20,6 +35,7 @@ TEXT_TOKENS = 24
 CODEC_TOKENS = 64
 SEED = 11
 WAVEFORM_TOLERANCE = 1e-4
+LIMITS: Any = {"thinker_max_new_tokens": TEXT_TOKENS, "talker_max_new_tokens": CODEC_TOKENS}
 GREEDY_TEXT = SamplingOverrides(max_tokens=TEXT_TOKENS, temperature=0.0)
 GREEDY_CODEC = SamplingOverrides(max_tokens=CODEC_TOKENS, temperature=0.0)
 
@@ -72,21 +88,23 @@ def prompts(count: int, seed: int) -> list[list[int]]:
     return [torch.randint(0, 1400, (length,), generator=generator).tolist() for length in lengths]
 
 
-def request_for(prompt: list[int], speaker: str, streaming: bool = False) -> GenerateRequest:
+def request_for(speaker: str, **prompt: Any) -> GenerateRequest:
     return GenerateRequest(
-        prompt_token_ids=prompt,
         speaker=speaker,
-        streaming=streaming,
+        streaming=False,
         text_sampling=GREEDY_TEXT,
         codec_sampling=GREEDY_CODEC,
         seed=SEED,
+        **prompt,
     )
+
+
+def ask(client: Client, prompt: list[int], speaker: str) -> Answer:
+    return client.chat(request_for(speaker, prompt_token_ids=prompt))
 
 
 def check(reference: Reference, prompt: list[int], speaker: str, result: ChatResult) -> None:
-    expected = reference.answer(
-        prompt, speaker=speaker, thinker_max_new_tokens=TEXT_TOKENS, talker_max_new_tokens=CODEC_TOKENS
-    )
+    expected = reference.answer(prompt, speaker=speaker, **LIMITS)
     assert result.done.text_token_ids == expected.text
     assert result.done.codec_token_ids == expected.codes
     waveform = reference.waveform(expected.codes, speaker=speaker, seed=SEED).numpy()
@@ -95,20 +113,47 @@ def check(reference: Reference, prompt: list[int], speaker: str, result: ChatRes
     assert np.sqrt(np.mean(np.square(result.audio))) > 0.01
 
 
-def test_requests_alone_equal_the_reference(pair: Pair) -> None:
-    with Client(pair.stack.address) as client:
-        for prompt, speaker in zip(prompts(4, seed=1), ("Chelsie", "Ethan") * 2, strict=True):
-            check(pair.reference, prompt, speaker, client.chat(request_for(prompt, speaker)).result())
-
-
 def test_eight_different_requests_at_once_each_get_their_own_answer(pair: Pair) -> None:
     asked = [(prompt, ("Ethan", "Chelsie")[index % 2]) for index, prompt in enumerate(prompts(8, seed=2))]
     with Client(pair.stack.address) as client:
-        answers = [client.chat(request_for(prompt, speaker)) for prompt, speaker in asked]
+        answers = [ask(client, prompt, speaker) for prompt, speaker in asked]
         results = [answer.result() for answer in answers]
     for (prompt, speaker), result in zip(asked, results, strict=True):
         check(pair.reference, prompt, speaker, result)
     assert len({tuple(result.done.codec_token_ids) for result in results}) == len(results)
+
+
+PARTS: dict[MediaKind, Callable[..., ContentPart]] = {
+    "audio": AudioPart,
+    "image": ImagePart,
+    "video": VideoPart,
+}
+
+
+@pytest.mark.parametrize("name", ["everything, with two videos' sound", "three turns"])
+def test_sounds_pictures_and_videos(
+    stack: RunningStack, processor: Processor, reference: Reference, name: str
+) -> None:
+    """Each kind alone is in ``tests/thinker`` and ``tests/talker``."""
+    conversation = examples()[name]
+    messages = [
+        ChatMessage(
+            turn.role,
+            [
+                TextPart(part) if isinstance(part, str) else PARTS[part.kind](data=memoryview(part.data))
+                for part in turn.parts
+            ],
+        )
+        for turn in conversation.turns
+    ]
+    heard = conversation.use_audio_in_video
+    request = request_for("Ethan", messages=messages, use_audio_in_video=heard)
+    with Client(stack.address) as client:
+        done = client.chat(request).result().done
+    inputs = processor.inputs(to_be_spoken(conversation))
+    (expected,) = reference.answers_to(inputs, use_audio_in_video=heard, **LIMITS)
+    assert done.prompt_tokens == len(expected.prompt)
+    assert (done.text_token_ids, done.codec_token_ids) == (expected.text, expected.codes)
 
 
 PARALLEL = {"engine": TWO, "threads": 2}
@@ -137,8 +182,8 @@ def test_answers_of_two_workers_a_stage_equal_the_reference(
 ) -> None:
     asked = prompts(6, seed=1)[2:]
     with Client(parallel.address) as client:
-        check(reference, asked[0], "Ethan", client.chat(request_for(asked[0], "Ethan")).result())
-        answers = [client.chat(request_for(prompt, "Chelsie")) for prompt in asked]
+        check(reference, asked[0], "Ethan", ask(client, asked[0], "Ethan").result())
+        answers = [ask(client, prompt, "Chelsie") for prompt in asked]
         for prompt, answer in zip(asked, answers, strict=True):
             check(reference, prompt, "Chelsie", answer.result())
 

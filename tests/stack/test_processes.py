@@ -1,5 +1,6 @@
-"""The stack's processes: how they start and stop, what they do while idle, and that memory stays flat."""
+"""The stack's processes: how they stop, what they do while idle, and that memory stays flat."""
 
+import signal
 import socket
 import struct
 from collections import deque
@@ -11,53 +12,26 @@ from pathlib import Path
 import psutil
 import pytest
 
-from omnirelay import Answer, AudioEvent, Client, SamplingOverrides
+from omnirelay import Answer, Client, SamplingOverrides
+from shared.messages import STAGES
+from tests.chaos.streams import Stream, check_heard, heard_of
 from tests.support.media import clip, encode_audio, picture, speech
+from tests.support.processes import Processes, wait_until
 from tests.support.stack import PATIENT, RunningStack, make_config
 
 
-@pytest.fixture(scope="module")
-def own_stack(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningStack]:
-    """A stack for a test that kills one of its processes, and for the one behind it, which stops it.
-
-    It tells its coverage: it starts, answers, loses a stage and stops.
-    """
-    directory = tmp_path_factory.mktemp("stack")
-    config = make_config(tiny_checkpoint, gateway=PATIENT)
-    with RunningStack(config, directory, measured=True) as running:
-        yield running
-
-
-def children_of(running: RunningStack) -> list[psutil.Process]:
-    return psutil.Process(running.process.pid).children(recursive=True)
-
-
 @pytest.mark.long
-def test_a_dead_stage_is_started_again_and_its_request_goes_on(own_stack: RunningStack) -> None:
-    codec = SamplingOverrides(max_tokens=600, min_tokens=600)
-    (talker,) = (child for child in children_of(own_stack) if "services.talker" in child.cmdline())
-    with Client(own_stack.address) as client:
-        answer = client.chat("Who?", seed=3, codec_sampling=codec)
-        while not isinstance(next(answer), AudioEvent):
-            pass
-        talker.kill()
-        result = answer.result()
-        assert len(result.done.codec_token_ids) == 600
-        assert client.status().resumes == 1
-    assert any("talker was killed by SIGKILL: it is started again" in line for line in own_stack.output)
-
-
-@pytest.mark.long
-def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(own_stack: RunningStack) -> None:
-    children = children_of(own_stack)
-    assert len(children) >= 4
-    said = len(own_stack.output)
-    assert own_stack.stop() < 10
-    assert own_stack.process.returncode == 0
-    assert not [line for line in own_stack.output[said:] if "killed" in line]
-    assert not [line for line in own_stack.output if "Traceback" in line]
+def test_the_stack_stops_within_ten_seconds_and_leaves_nothing(tiny_checkpoint: Path, tmp_path: Path) -> None:
+    with RunningStack(make_config(tiny_checkpoint, gateway=PATIENT), tmp_path) as running:
+        children = psutil.Process(running.process.pid).children(recursive=True)
+        assert len(children) >= 4
+        said = len(running.output)
+        assert running.stop() < 10
+    assert running.process.returncode == 0
+    assert not [line for line in running.output[said:] if "killed" in line]
+    assert not [line for line in running.output if "Traceback" in line]
     assert not [child for child in children if child.is_running()]
-    for address in (own_stack.address, *(each["inbox"] for each in own_stack.config["stages"].values())):
+    for address in (running.address, *(each["inbox"] for each in running.config["stages"].values())):
         with closing(socket.socket()) as probe:
             assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
 
@@ -141,3 +115,45 @@ def test_five_hundred_mixed_requests_leave_no_trace(stack: RunningStack) -> None
         after = resident(client)
     growth = {name: after[name] / size for name, size in before.items()}
     assert all(ratio < GROWTH for ratio in growth.values()), (before, after)
+
+
+STREAMS = 8
+PLACES = 4
+DRAIN_S = 60.0
+END_S = 90.0
+
+
+def all_end(stack: Processes, within_s: float) -> None:
+    """Tell all at once, and again as a launcher does; none leaves a process, a port, or a status but 0."""
+    own = [psutil.Process(each.pid) for each in stack.running.values()]
+    family = [*own, *(child for each in own for child in each.children(recursive=True))]
+    for name in stack.running:
+        stack.signal(name, signal.SIGTERM)
+        stack.signal(name, signal.SIGINT)
+    for name, process in stack.running.items():
+        assert process.wait(within_s) == 0, stack.log(name)
+        assert "Traceback" not in stack.log(name)
+    _, alive = psutil.wait_procs(family, timeout=60)
+    assert not alive
+    gateway, stages = stack.config["gateway"], stack.config["stages"].values()
+    addresses = [gateway[key] for key in ("listen", "events", "control", "http")]
+    for address in (*addresses, *(each[key] for each in stages for key in ("inbox", "http"))):
+        with closing(socket.socket()) as probe:
+            assert probe.connect_ex(("127.0.0.1", int(address.rpartition(":")[2]))) != 0
+
+
+@pytest.mark.long
+def test_requests_in_work_and_in_line_end_unbroken_when_all_are_told_to_stop(
+    tiny_checkpoint: Path, tmp_path: Path
+) -> None:
+    gateway = {**PATIENT, "drain_s": DRAIN_S, "limits": {"max_active": PLACES}}
+    stages = {stage: {"drain_s": DRAIN_S} for stage in STAGES}
+    config = make_config(tiny_checkpoint, gateway=gateway, stages=stages)
+    with Processes(config, tmp_path) as stack, Client(stack.start_all().address) as client:
+        undisturbed = heard_of([Stream(client, number) for number in range(STREAMS)])
+        streams = [Stream(client, number) for number in range(STREAMS)]
+        wait_until(lambda: client.status().requests["queued"] == STREAMS - PLACES, "some wait in line")
+        all_end(stack, END_S)
+        check_heard(streams, undisturbed)
+        assert not any("is resumed" in line for line in stack.log("gateway").splitlines())
+    assert {path.suffix for path in tmp_path.iterdir()} == {".log", ".yaml"}

@@ -1,6 +1,5 @@
 """The whole stack in real processes, as ``omnirelay up`` starts it."""
 
-import json
 import os
 import socket
 import subprocess
@@ -23,14 +22,12 @@ PATIENT: Final[dict[str, Any]] = {"heartbeat_timeout_s": 10.0}
 """A gateway's: other work may take the cores for longer than the default, and a test would see a loss."""
 
 
-def inherited(measured: bool = False) -> dict[str, str]:
+def inherited() -> dict[str, str]:
     """The test's own environment without what says anything to OmniRelay.
 
-    Args:
-        measured: Let the process tell its coverage.  A stage then takes 11 s of a core to start, not 6.5,
-            and longer for each step.
+    Nor do its processes tell their coverage: a stage then takes 11 s of a core to start, not 6.5.
     """
-    foreign = ("OMNI", "OTEL_") if measured else ("OMNI", "OTEL_", "COVERAGE_")
+    foreign = ("OMNI", "OTEL_", "COVERAGE_")
     return {key: value for key, value in os.environ.items() if not key.startswith(foreign)}
 
 
@@ -78,13 +75,10 @@ class RunningStack:
     Args:
         config: The configuration.
         directory: Where it is written to.
-        measured: Whether its processes tell their coverage, as one stack does for all.
         environment: Variables beside those that are inherited.
     """
 
-    def __init__(
-        self, config: dict[str, Any], directory: Path, *, measured: bool = False, **environment: str
-    ) -> None:
+    def __init__(self, config: dict[str, Any], directory: Path, **environment: str) -> None:
         self.config = config
         self.address: str = config["gateway"]["listen"]
         self.output: list[str] = []
@@ -95,7 +89,7 @@ class RunningStack:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            env=inherited(measured) | environment,
+            env=inherited() | environment,
         )
         self._changed = threading.Condition()
         self._reader = threading.Thread(target=self._read, daemon=True)
@@ -149,9 +143,3 @@ def omnirelay(
     return subprocess.run(
         [COMMAND, *arguments], input=lines, capture_output=True, text=True, timeout=timeout_s, check=False
     )
-
-
-def chat_events(stack: RunningStack, *arguments: str) -> list[dict[str, Any]]:
-    """The events that ``omnirelay chat --json`` prints."""
-    done = omnirelay("chat", *arguments, "--json", "--gateway", stack.address)
-    return [json.loads(line) for line in done.stdout.splitlines()]

@@ -16,7 +16,7 @@ from shared.ending import END_S
 from shared.messages import ROLES, STAGES
 from shared.transport.keys import public_file, secret_file
 from tests.support.children import ROOT
-from tests.support.kubernetes import COMPONENT, PROCESSES, VARIANTS, Rendered, Resource, kustomize, memory
+from tests.support.kubernetes import COMPONENT, PROCESSES, VARIANTS, Rendered, kustomize, memory
 
 pytestmark = pytest.mark.tools
 
@@ -55,23 +55,21 @@ def bound(process: str, config: Config) -> dict[str, str | None]:
     """The addresses that a process binds, by the name of its port."""
     if process == "gateway":
         own = config.gateway
-        return {
-            "tcp": own.listen,
-            "http": own.http,
-            "events": own.events,
-            "control": own.control,
-            "monitor": own.monitor,
+        return {"tcp": own.listen} | {
+            name: getattr(own, name) for name in ("http", "events", "control", "monitor")
         }
     stage = config.stage(process)  # type: ignore[arg-type]
     return {"inbox": stage.inbox, "monitor": stage.http}
 
 
-def compose(process: str, variant: str) -> dict[str, Any]:
+def on_gpus(stack: Rendered) -> bool:
+    return stack.variant.startswith("gpu")
+
+
+def compose(service: str, stack: Rendered) -> dict[str, Any]:
     """A service of Compose: its files merged as far as is compared here."""
-    merged = {**COMPOSE[process], **(GPU[process] if variant.startswith("gpu") else {})}
-    if variant.startswith("gpu"):
-        merged["environment"] = COMPOSE[process]["environment"] | GPU[process]["environment"]
-    return merged
+    base, more = COMPOSE[service], GPU[service] if on_gpus(stack) else {}
+    return {**base, **more, "environment": base.get("environment", {}) | more.get("environment", {})}
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -134,12 +132,8 @@ def test_probes_ask_what_a_process_answers(stack: Rendered, process: str) -> Non
     startup = container["startupProbe"]
     allowed_s = startup["failureThreshold"] * startup["periodSeconds"]
     if process != "gateway":
-        compose_s = 60 * int(
-            GPU[process]["healthcheck"]["start_period"].removesuffix("m")
-            if stack.variant.startswith("gpu")
-            else COMPOSE[process]["healthcheck"]["start_period"].removesuffix("m")
-        )
-        assert allowed_s == compose_s
+        minutes = compose(process, stack)["healthcheck"]["start_period"].removesuffix("m")
+        assert allowed_s == 60 * int(minutes)
 
 
 @pytest.mark.parametrize("process", PROCESSES)
@@ -155,15 +149,13 @@ def test_who_is_told_to_stop_has_time_for_it(stack: Rendered, process: str) -> N
 
 @pytest.mark.parametrize("process", PROCESSES)
 def test_a_process_is_that_of_compose(stack: Rendered, process: str) -> None:
-    container, service = stack.container(process), compose(process, stack.variant)
+    container, service = stack.container(process), compose(process, stack)
     assert (container["command"], container["image"]) == (service["command"], service["image"])
-    assert memory(container["resources"]["limits"]["memory"]) == memory(
-        service["deploy"]["resources"]["limits"]["memory"]
-    )
     requests, limits = container["resources"]["requests"], container["resources"]["limits"]
+    assert memory(limits["memory"]) == memory(service["deploy"]["resources"]["limits"]["memory"])
     assert set(requests) == {"cpu", "memory"}
     assert memory(requests["memory"]) <= memory(limits["memory"])
-    gpus = 1 if stack.variant.startswith("gpu") and process in STAGES else None
+    gpus = 1 if on_gpus(stack) and process in STAGES else None
     assert limits.get("nvidia.com/gpu") == gpus
 
 
@@ -172,7 +164,7 @@ def test_settings_are_those_of_compose_but_for_what_differs_on_purpose(stack: Re
     ours = stack.environment(process)
     same = {
         name: str(value)
-        for name, value in compose(process, stack.variant)["environment"].items()
+        for name, value in compose(process, stack)["environment"].items()
         if not any(re.fullmatch(pattern, name) for pattern in OTHERWISE)
     }
     assert same
@@ -181,9 +173,9 @@ def test_settings_are_those_of_compose_but_for_what_differs_on_purpose(stack: Re
 
 def test_every_pod_is_restricted(stack: Rendered) -> None:
     """As the Pod Security Standard "restricted" demands, and more."""
-    names = [name for name, _ in stack.pods()]
-    assert len(names) == (5 if stack.variant.startswith("gpu") else 4)
-    for _, pod in stack.pods():
+    pods = [pod for _, pod in stack.pods()]
+    assert len(pods) == (5 if on_gpus(stack) else 4)
+    for pod in pods:
         assert pod["automountServiceAccountToken"] is False
         assert pod["enableServiceLinks"] is False
         assert pod["securityContext"] == {
@@ -217,7 +209,7 @@ def test_what_a_process_may_write_is_little(stack: Rendered, process: str) -> No
     expected = {"/tmp"}  # noqa: S108
     if process in STAGES:
         expected.add("/dev/shm")  # noqa: S108
-        if stack.variant.startswith("gpu"):
+        if on_gpus(stack):
             expected.add(stack.environment(process)["HOME"])
     assert set(written) == expected
     for path in ("/tmp", "/dev/shm"):  # noqa: S108
@@ -244,37 +236,29 @@ def test_each_process_gets_its_own_secret_and_nobody_elses(stack: Rendered, proc
         assert config.gateway.api_keys == f"{places['api-keys']}/keys.yaml"
 
 
-def checkpoint_writers(stack: Rendered) -> list[Resource]:
-    if stack.variant.startswith("gpu"):
-        (job,) = stack.of_kind("Job").values()
-        found: list[Resource] = job["spec"]["template"]["spec"]["containers"]
-        return found
-    return [each for process in PROCESSES for each in stack.pod(process)["initContainers"]]
-
-
 def test_the_checkpoint_is_written_where_the_processes_read_it(stack: Rendered) -> None:
-    writers = checkpoint_writers(stack)
-    assert len(writers) == (1 if stack.variant.startswith("gpu") else len(PROCESSES))
+    if on_gpus(stack):
+        (job,) = stack.of_kind("Job").values()
+        (writer,) = job["spec"]["template"]["spec"]["containers"]
+        writers = [writer]
+    else:
+        writers = [each for process in PROCESSES for each in stack.pod(process)["initContainers"]]
+        assert len(writers) == len(PROCESSES)
+    place = {"name": "model", "mountPath": str(MODEL)}
     for each in writers:
         assert each["command"] == COMPOSE["checkpoint"]["command"]
-        image = (
-            GPU["checkpoint"]["image"] if stack.variant.startswith("gpu") else COMPOSE["checkpoint"]["image"]
-        )
-        assert each["image"] == image
-        assert {"name": "model", "mountPath": str(MODEL)} in each["volumeMounts"]
+        assert each["image"] == compose("checkpoint", stack)["image"]
+        assert place in each["volumeMounts"]
     for process in PROCESSES:
-        assert {"name": "model", "mountPath": str(MODEL), "readOnly": True} in stack.container(process)[
-            "volumeMounts"
-        ]
+        assert place | {"readOnly": True} in stack.container(process)["volumeMounts"]
         environment = stack.environment(process)
-        if stack.variant.startswith("gpu"):
+        if on_gpus(stack):
             assert PurePosixPath(environment["HF_HUB_CACHE"]).is_relative_to(MODEL)
             assert environment["HF_HUB_OFFLINE"] == "1"
         else:
             assert stack.config(process).model is None
-            folder = re.findall(
-                r"^WORKDIR (\S+)$", (ROOT / "deploy/Dockerfile").read_text("utf-8"), re.MULTILINE
-            )
+            dockerfile = (ROOT / "deploy/Dockerfile").read_text("utf-8")
+            folder = re.findall(r"^WORKDIR (\S+)$", dockerfile, re.MULTILINE)
             assert PurePosixPath(folder[-1], DEFAULT_CHECKPOINT).is_relative_to(MODEL)
 
 
@@ -325,6 +309,5 @@ def test_the_overlay_on_the_page_changes_what_it_says(tmp_path: Path) -> None:
     registry = "registry.example.com"
     assert images == {f"{registry}/{GPU['thinker']['image']}", f"{registry}/{COMPOSE['gateway']['image']}"}
     # The pods read the ConfigMap that was merged.
-    assert set(re.findall(r"configMapRef:\s+name: (\S+)", done.stdout)) == {
-        by_kind["ConfigMap"]["metadata"]["name"]
-    }
+    read = set(re.findall(r"configMapRef:\s+name: (\S+)", done.stdout))
+    assert read == {by_kind["ConfigMap"]["metadata"]["name"]}

@@ -45,8 +45,8 @@ def policy(stack: Rendered, name: str) -> dict[str, Any]:
 def component(peer: dict[str, Any]) -> str:
     """The process whose pods a peer of a policy is, in this namespace."""
     assert set(peer) == {"podSelector"}
-    labels = peer["podSelector"]["matchLabels"]
     assert set(peer["podSelector"]) == {"matchLabels"}
+    labels = peer["podSelector"]["matchLabels"]
     assert labels["app.kubernetes.io/name"] == "omnirelay"
     return str(labels[COMPONENT])
 

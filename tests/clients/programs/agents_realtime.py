@@ -1,11 +1,10 @@
 """openai-agents: a realtime session."""
 
-import asyncio
 import os
 
 from agents import set_tracing_disabled
 from agents.realtime import RealtimeAgent, RealtimeRunner, RealtimeSession
-from conversation import RATE, User, main
+from conversation import RATE, User, first_of, main
 
 set_tracing_disabled(True)
 
@@ -17,13 +16,7 @@ async def talk(user: User) -> None:
     )
     url = os.environ["OPENAI_BASE_URL"].replace("http", "ws", 1) + "/realtime?model=omnirelay"
     async with await runner.run(model_config={"url": url, "api_key": "none"}) as session:
-        tasks = [asyncio.create_task(each) for each in (speak(session, user), listen(session, user))]
-        conversation = asyncio.create_task(user.converse())
-        done, _ = await asyncio.wait([*tasks, conversation], return_when=asyncio.FIRST_COMPLETED)
-        for task in (*tasks, conversation):
-            task.cancel()
-        for task in done:
-            task.result()
+        await first_of(speak(session, user), listen(session, user), user.converse())
 
 
 async def speak(session: RealtimeSession, user: User) -> None:

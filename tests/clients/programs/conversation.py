@@ -1,10 +1,13 @@
 """A user who speaks and hears in real time, whatever client stands between; needs no package."""
 
-import argparse
 import asyncio
+import contextlib
 import json
 import socket
+import subprocess
+import sys
 import time
+import urllib.request
 import wave
 from array import array
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
@@ -20,6 +23,7 @@ HEARD_S = 0.2
 BETWEEN_S = 1.0
 """From the end of an answer to a question that does not interrupt."""
 ANSWER_S = 60.0
+START_S = 180
 QUIET = 0.02
 """Of a recording's peak: what is lower at its ends is no speech."""
 
@@ -31,26 +35,21 @@ class User:
         questions: Samples of 16 bits at 24 kHz, mono.
 
     Attributes:
-        first_audio_s: From the last sample of each question to the first sample of its answer.
-        stopped_s: From the first sample of each interrupting question to the last that was heard of the
-            answer; answers that ended by themselves are left out.
+        answered: How many questions were answered.
         stopped: How many answers were stopped.
         said: The texts of answers; the client adds them.
     """
 
     def __init__(self, questions: Sequence[bytes]) -> None:
         self.questions = questions
-        self.first_audio_s: list[float] = []
-        self.stopped_s: list[float] = []
-        self.stopped = 0
+        self.answered = self.stopped = 0
         self.said: list[str] = []
         self._speech = b""
         self._silent = asyncio.Event()
         self._answered = asyncio.Event()
         self._ended = asyncio.Event()
         self._ended.set()
-        self._first_audio = self._heard_until = self._spoken = 0.0
-        self._stopped = False
+        self._heard_until = 0.0
 
     async def microphone(self) -> AsyncIterator[bytes]:
         """Give pieces of speech and silence without end, each when its last sample is spoken."""
@@ -59,24 +58,19 @@ class User:
             await asyncio.sleep(begun + number * PIECE_S - time.monotonic())
             piece, self._speech = self._speech[:PIECE_BYTES], self._speech[PIECE_BYTES:]
             if piece and not self._speech:
-                self._spoken = time.monotonic()
                 self._answered.clear()
                 self._silent.set()
             yield piece or bytes(PIECE_BYTES)
 
     def hear(self, seconds: float) -> None:
         """Take speech, which is played behind what was taken before."""
-        now = time.monotonic()
-        if not self._answered.is_set():
-            self._first_audio = now
-            self._answered.set()
+        self._answered.set()
         self._ended.clear()
-        self._heard_until = max(now, self._heard_until) + seconds
+        self._heard_until = max(time.monotonic(), self._heard_until) + seconds
 
     def stop(self) -> None:
         """Play nothing of what was taken so far."""
         self.stopped += self.hearing
-        self._stopped = self._stopped or self.left_s > 0
         self._heard_until = min(self._heard_until, time.monotonic())
         self._ended.set()
 
@@ -105,7 +99,7 @@ class User:
             await self._say(question)
             async with asyncio.timeout(ANSWER_S):
                 await self._answered.wait()
-                self.first_audio_s.append(self._first_audio - self._spoken)
+                self.answered += 1
                 if number % 2 == 0 and number + 1 < len(self.questions):
                     await asyncio.sleep(HEARD_S)
                     continue
@@ -113,18 +107,32 @@ class User:
             await asyncio.sleep(self.left_s + BETWEEN_S)
 
     async def _say(self, question: bytes) -> None:
-        interrupts = self.hearing
         # The last sample of a question is the last of a piece.
-        padded = bytes(-len(question) % PIECE_BYTES) + question
         self._silent.clear()
-        self._stopped = False
         self._answered.set()
-        self._speech = padded
+        self._speech = bytes(-len(question) % PIECE_BYTES) + question
         await self._silent.wait()
-        if interrupts:
-            begun = self._spoken - len(question) / 2 / RATE
-            if self._stopped:
-                self.stopped_s.append(min(self._heard_until, self._spoken) - begun)
+
+
+async def first_of(*tasks: Awaitable[object]) -> None:
+    """Wait for the first that ends, cancel the others, and raise what it raised."""
+    running = [asyncio.ensure_future(each) for each in tasks]
+    done, _ = await asyncio.wait(running, return_when=asyncio.FIRST_COMPLETED)
+    for task in running:
+        task.cancel()
+    for task in done:
+        task.result()
+
+
+def wait_for(url: str, server: "subprocess.Popen[bytes]") -> None:
+    """Wait until a program's own server answers."""
+    end = time.monotonic() + START_S
+    while time.monotonic() < end and server.poll() is None:
+        with contextlib.suppress(OSError):
+            urllib.request.urlopen(url, timeout=5).close()  # noqa: S310 - its own
+            return
+        time.sleep(0.2)
+    raise RuntimeError(f"{url} does not answer")
 
 
 def free_port() -> int:
@@ -148,30 +156,11 @@ def question(path: str) -> bytes:
 
 
 def main(talk: Callable[[User], Awaitable[None]]) -> None:
-    """Let users ask the questions of the command line, all at once, and print what they heard, as JSON.
+    """Let a user ask the questions of the command line, and print what became of them, as JSON.
 
     Args:
         talk: Connects a user by a client, and lets it converse.
     """
-    parser = argparse.ArgumentParser()
-    parser.add_argument("--sessions", type=int, default=1, metavar="N")
-    parser.add_argument("questions", nargs="+", metavar="QUESTION.wav")
-    options = parser.parse_args()
-    questions = [question(path) for path in options.questions]
-    each = len(questions) // options.sessions
-    users = [User(questions[number * each : (number + 1) * each]) for number in range(options.sessions)]
-
-    async def converse() -> None:
-        await asyncio.gather(*(talk(user) for user in users))
-
-    asyncio.run(converse())
-    print(
-        json.dumps(
-            {
-                "first_audio_s": [value for user in users for value in user.first_audio_s],
-                "stopped_s": [value for user in users for value in user.stopped_s],
-                "stopped": sum(user.stopped for user in users),
-                "said": [user.said for user in users],
-            }
-        )
-    )
+    user = User([question(path) for path in sys.argv[1:]])
+    asyncio.run(talk(user))
+    print(json.dumps({"answered": user.answered, "stopped": user.stopped, "said": user.said}))

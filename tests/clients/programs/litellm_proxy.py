@@ -5,11 +5,9 @@ import json
 import os
 import secrets
 import subprocess
-import time
-import urllib.request
 from pathlib import Path
 
-from conversation import free_port
+from conversation import free_port, wait_for
 from openai import OpenAI
 
 QUESTION = "What is twenty plus sixteen?"
@@ -26,20 +24,7 @@ CONFIG = {
         }
     ]
 }
-START_S = 180
 KEY = f"sk-{secrets.token_hex(32)}"
-
-
-def wait_for(url: str, proxy: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and proxy.poll() is None:
-        try:
-            urllib.request.urlopen(url, timeout=5).close()  # noqa: S310 - its own
-        except OSError:
-            time.sleep(0.2)
-        else:
-            return
-    raise RuntimeError("the proxy does not answer")
 
 
 def ask(url: str) -> dict[str, object]:

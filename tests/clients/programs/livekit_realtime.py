@@ -1,14 +1,12 @@
-"""livekit-agents: a session with a realtime model."""
+"""livekit-agents: the example's session with a realtime model."""
 
 import asyncio
-import os
 
 from conversation import PIECE_BYTES, RATE, User, main
 from livekit import rtc
-from livekit.agents import Agent, AgentSession, ConversationItemAddedEvent
+from livekit.agents import ConversationItemAddedEvent
 from livekit.agents.voice import io
-from livekit.plugins import openai
-from openai.types.realtime.realtime_audio_input_turn_detection import ServerVad
+from livekit_agent import agent, voice_session
 
 DEVICE_S = 0.2
 """From the last sample until a device says so; an interrupted answer is flushed, then cleared."""
@@ -60,13 +58,7 @@ class Speaker(io.AudioOutput):
 
 
 async def talk(user: User) -> None:
-    model = openai.realtime.RealtimeModel(
-        base_url=os.environ["OPENAI_BASE_URL"],
-        api_key="none",
-        model="omnirelay",
-        turn_detection=ServerVad(type="server_vad"),
-    )
-    session = AgentSession(llm=model)
+    session = voice_session()
     session.input.audio, session.output.audio = Microphone(user), Speaker(user)
 
     @session.on("conversation_item_added")
@@ -74,7 +66,7 @@ async def talk(user: User) -> None:
         if event.item.type == "message" and event.item.role == "assistant":
             user.said.append(event.item.text_content)
 
-    await session.start(agent=Agent(instructions="Answer."))
+    await session.start(agent=agent())
     await user.converse()
     await session.aclose()
 

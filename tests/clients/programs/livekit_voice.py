@@ -1,4 +1,4 @@
-"""livekit-agents: its OpenAI plugin's LLM, TTS, STT, and the example's session with a realtime model."""
+"""livekit-agents: its OpenAI plugin's LLM, TTS and STT."""
 
 import asyncio
 import json
@@ -6,11 +6,10 @@ import os
 import wave
 
 from livekit import rtc
-from livekit.agents import ConversationItemAddedEvent, llm, stt
+from livekit.agents import llm, stt
 from livekit.agents.utils import http_context
 from livekit.agents.voice import io
 from livekit.plugins import openai
-from livekit_agent import agent, voice_session
 
 BASE_URL = os.environ["OPENAI_BASE_URL"]
 WHERE = {"base_url": BASE_URL, "api_key": "none", "model": "omnirelay"}
@@ -81,51 +80,5 @@ class Microphone(io.AudioInput):
         return frame
 
 
-class Speaker(io.AudioOutput):
-    """Counts what it is given, and plays it at once."""
-
-    def __init__(self) -> None:
-        super().__init__(label="counter", capabilities=io.AudioOutputCapabilities(pause=False))
-        self.seconds = 0.0
-        self.played = asyncio.Event()
-
-    async def capture_frame(self, frame: rtc.AudioFrame) -> None:
-        await super().capture_frame(frame)
-        self.seconds += frame.duration
-
-    def flush(self) -> None:
-        super().flush()
-        if self.seconds:
-            self.on_playback_finished(playback_position=self.seconds, interrupted=False)
-            self.played.set()
-
-    def clear_buffer(self) -> None:
-        pass
-
-
-async def realtime() -> dict[str, object]:
-    session = voice_session()
-    speaker = Speaker()
-    session.input.audio, session.output.audio = Microphone(), speaker
-    said: list[str] = []
-
-    @session.on("conversation_item_added")
-    def added(event: ConversationItemAddedEvent) -> None:
-        if event.item.type == "message" and event.item.role == "assistant":
-            said.append(event.item.text_content)
-
-    await session.start(agent=agent())
-    await asyncio.wait_for(speaker.played.wait(), 60)
-    async with asyncio.timeout(60):
-        while not said:
-            await asyncio.sleep(0.1)
-    await session.aclose()
-    return {"realtime": said, "realtime seconds": speaker.seconds}
-
-
-async def main() -> None:
-    print(json.dumps({**await parts(), **await realtime()}))
-
-
 if __name__ == "__main__":
-    asyncio.run(main())
+    print(json.dumps(asyncio.run(parts())))

@@ -9,13 +9,12 @@ import json
 import os
 import secrets
 import subprocess
-import time
 from io import BytesIO
 from pathlib import Path
 
 import httpx
 import soundfile
-from conversation import RATE, User, free_port, question
+from conversation import RATE, User, free_port, question, wait_for
 from websockets.asyncio.client import ClientConnection, connect
 
 URL = os.environ["OPENAI_BASE_URL"]
@@ -45,18 +44,6 @@ SETTINGS = {
     # The checkpoint answers the longer default with a minute of speech.
     "REALTIME_CALL_PROMPT_TEMPLATE": "Answer.",
 }
-START_S = 180
-
-
-def wait_for(client: httpx.Client, backend: subprocess.Popen[bytes]) -> None:
-    end = time.monotonic() + START_S
-    while time.monotonic() < end and backend.poll() is None:
-        try:
-            if client.get("/health").is_success:
-                return
-        except httpx.TransportError:
-            time.sleep(0.2)
-    raise RuntimeError("Open WebUI does not answer")
 
 
 def checked(response: httpx.Response) -> httpx.Response:
@@ -149,7 +136,7 @@ async def converse(url: str, token: str) -> dict[str, object]:
 
 def ask(url: str, backend: subprocess.Popen[bytes]) -> dict[str, object]:
     with httpx.Client(base_url=url, timeout=60) as client:
-        wait_for(client, backend)
+        wait_for(f"{url}/health", backend)
         token = sign_up(client)
         client.headers["Authorization"] = f"Bearer {token}"
         models = checked(client.get("/api/models")).json()["data"]

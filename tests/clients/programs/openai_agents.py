@@ -1,4 +1,4 @@
-"""openai-agents: Runner, also with a function, VoicePipeline, and a realtime session that is spoken to."""
+"""openai-agents: Runner, also with a function, and VoicePipeline."""
 
 import asyncio
 import base64
@@ -17,7 +17,6 @@ from agents import (
     set_default_openai_responses_transport,
     set_tracing_disabled,
 )
-from agents.realtime import RealtimeAgent, RealtimeRunner
 from agents.voice import (
     AudioInput,
     SingleAgentVoiceWorkflow,
@@ -147,38 +146,8 @@ async def streamed() -> dict[str, object]:
     return {"streamed transcripts": heard.transcripts}
 
 
-async def realtime() -> dict[str, object]:
-    runner = RealtimeRunner(
-        RealtimeAgent(name="Assistant", instructions="Answer."),
-        config={"model_settings": {"model_name": "omnirelay"}},
-    )
-    url = BASE_URL.replace("http", "ws", 1) + "/realtime?model=omnirelay"
-    heard, said = b"", ""
-    async with await runner.run(model_config={"url": url, "api_key": "none"}) as session:
-        pcm = recording().tobytes() + bytes(48000)
-        for at in range(0, len(pcm), 4800):
-            await session.send_audio(pcm[at : at + 4800])
-            await asyncio.sleep(0.1)
-        async for event in session:
-            if event.type == "audio":
-                heard += event.audio.data
-            elif event.type == "error":
-                raise RuntimeError(event.error)
-            elif event.type == "history_updated":
-                for item in event.history:
-                    if item.type == "message" and item.role == "assistant":
-                        said = "".join(getattr(part, "transcript", "") or "" for part in item.content)
-            elif event.type == "agent_end":
-                break
-    return {"realtime speech": base64.b64encode(heard).decode(), "realtime": said}
-
-
 async def main() -> None:
-    print(
-        json.dumps(
-            {**await text(), **await voice(), **await streamed(), **await realtime(), **await responses()}
-        )
-    )
+    print(json.dumps({**await text(), **await voice(), **await streamed(), **await responses()}))
 
 
 if __name__ == "__main__":

@@ -4,7 +4,7 @@ import asyncio
 import os
 import sys
 
-from conversation import RATE, User, main
+from conversation import RATE, User, first_of, main
 from loguru import logger
 from pipecat.frames.frames import (
     ErrorFrame,
@@ -73,17 +73,11 @@ async def talk(user: User) -> None:
     runner = WorkerRunner(handle_sigint=False)
     await runner.add_workers(worker)
     running = asyncio.create_task(runner.run())
-    speaking = asyncio.create_task(speak(worker, user))
-    conversation = asyncio.create_task(user.converse())
-    done, _ = await asyncio.wait(
-        [running, speaking, conversation, failed], return_when=asyncio.FIRST_COMPLETED
-    )
-    for task in (speaking, conversation):
-        task.cancel()
-    await worker.cancel()
-    await running
-    for task in done:
-        task.result()
+    try:
+        await first_of(asyncio.shield(running), speak(worker, user), user.converse(), failed)
+    finally:
+        await worker.cancel()
+        await running
 
 
 async def speak(worker: PipelineWorker, user: User) -> None:

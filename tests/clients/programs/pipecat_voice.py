@@ -1,4 +1,4 @@
-"""pipecat: the example's bot of STT, LLM and TTS, and a bot of the realtime service, both spoken to."""
+"""pipecat: the example's bot of STT, LLM and TTS, and streaming recognition, both spoken to."""
 
 import asyncio
 import json
@@ -19,26 +19,13 @@ from pipecat.frames.frames import (
 from pipecat.observers.base_observer import BaseObserver, FramePushed
 from pipecat.pipeline.pipeline import Pipeline
 from pipecat.pipeline.worker import PipelineParams, PipelineWorker
-from pipecat.processors.aggregators.llm_context import LLMContext
-from pipecat.processors.aggregators.llm_response_universal import LLMContextAggregatorPair
 from pipecat.processors.audio.vad_processor import VADProcessor
-from pipecat.services.openai.realtime.llm import OpenAIRealtimeLLMService
 from pipecat.services.openai.stt import OpenAIRealtimeSTTService
 from pipecat.workers.runner import WorkerRunner
 from pipecat_bot import pipeline
 
 URL = os.environ["OPENAI_BASE_URL"]
 RATE = 16000
-
-
-def realtime() -> Pipeline:
-    turns = LLMContextAggregatorPair(LLMContext())
-    service = OpenAIRealtimeLLMService(
-        api_key="none",
-        base_url=URL.replace("http", "ws", 1) + "/realtime",
-        settings=OpenAIRealtimeLLMService.Settings(model="omnirelay"),
-    )
-    return Pipeline([turns.user(), service, turns.assistant()])
 
 
 def streamed() -> Pipeline:
@@ -107,7 +94,6 @@ async def main() -> None:
     told = {}
     for name, bot, enough in (
         ("bot", pipeline([], []), answered),
-        ("realtime", realtime(), answered),
         ("streamed", streamed(), transcribed),
     ):
         watch = await converse(bot, enough)

@@ -55,7 +55,8 @@ export class SessionSocket {
     this.#count++;
     this.#sent.push(event);
     if (this.#sent.length > KEPT) this.#sent.shift();
-    this.#socket?.send(JSON.stringify(event));
+    // While it closes it takes nothing, and the browser would complain.
+    if (this.#socket?.readyState === WebSocket.OPEN) this.#socket.send(JSON.stringify(event));
   }
 
   close() {
