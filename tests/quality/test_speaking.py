@@ -16,7 +16,7 @@ COUNT = 8
 # What docs/training.md says.  It misses the bounds of `make quality` here,
 # which is no news to CI; that it answers worse than it did is.
 REACHED = {"right: text": 0.94}
-WORD_ERROR = {"word error: words in any order read aloud": 0.49}
+WORD_ERROR = {"word error: words in any order read aloud": 0.45}
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(1200)]
 
