@@ -137,9 +137,15 @@ def test_the_services_become_healthy_in_order(running: Project) -> None:
 
 
 @pytest.mark.parametrize("service", SERVING)
-def test_a_process_is_not_roots(running: Project, service: str) -> None:
-    """What it may not do besides: ``tests/unit/test_deploy.py``."""
-    assert running.inspect(service)["Config"]["User"] == "omnirelay"
+def test_a_container_may_do_little(running: Project, service: str) -> None:
+    found = running.inspect(service)
+    host = found["HostConfig"]
+    assert found["Config"]["User"] == "omnirelay"
+    assert host["ReadonlyRootfs"]
+    assert host["CapDrop"] == ["ALL"]
+    assert host["SecurityOpt"] == ["no-new-privileges"]
+    assert host["Memory"] > 0
+    assert host["RestartPolicy"]["Name"] == "unless-stopped"
 
 
 def test_it_answers_text_sound_and_a_picture(running: Project) -> None:
