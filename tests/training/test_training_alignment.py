@@ -1,5 +1,6 @@
 """What the encoders hear and see is compared with what was said and drawn, in the text's own embedding."""
 
+import copy
 import dataclasses
 import itertools
 from pathlib import Path
@@ -237,3 +238,35 @@ def test_the_encoders_are_followed_no_longer_than_asked(model: Any) -> None:
         raise ZeroDivisionError
     assert not model.audio_tower._forward_hooks
     assert not model.visual._forward_hooks
+
+
+def test_orders_are_compared_where_their_results_are_predicted(tmp_path: Path) -> None:
+    processor = vocabulary.load_processor(tmp_path / "processor")
+    equals, minus, seven = (
+        processor.tokenizer(f" {word}")["input_ids"][0] for word in ("is", "minus", "seven")
+    )
+    examples = thinker.Examples(processor, make_hearing(tmp_path / "hearing", 4, hum))
+    batch = examples.draw("orders", 1, 40)
+    assert any(" is minus " in text for text in batch.texts)
+    model = thinker.build().train()
+
+    def differ(place: int) -> bool:
+        """Whether another token there, counted from each result, gives another loss."""
+        before = thinker.orders_losses(model, batch, equals, minus)
+        changed = copy.deepcopy(batch)
+        for ids, start, reply in zip(changed.inputs["input_ids"], batch.prompts, batch.replies, strict=True):
+            at = start + ids[start:].tolist().index(equals) + 1
+            ids[min(at + (ids[at] == minus) + place, start + reply - 1)] = seven
+        after = thinker.orders_losses(model, changed, equals, minus)
+        return any(not torch.equal(before[name], after[name]) for name in ("angle", "divergence"))
+
+    assert [differ(place) for place in (-2, -1, 0)] == [True, True, False]
+    optimizer = torch.optim.AdamW(model.parameters(), 1e-3)
+    sums = []
+    for _ in range(6):
+        optimizer.zero_grad()
+        losses = thinker.orders_losses(model, batch, equals, minus)
+        (losses["angle"] + losses["divergence"]).backward()
+        optimizer.step()
+        sums.append(losses["angle"].item())
+    assert 0 < sums[-1] < sums[0]

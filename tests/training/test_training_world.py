@@ -38,6 +38,7 @@ def dialogues(count: int) -> list[Dialogue]:
     found += [conversations.seen(generator) for _ in range(count)]
     found += [conversations.mixed(generator) for _ in range(count)]
     found += [conversations.long(generator) for _ in range(count // 4)]
+    found += conversations.orders(generator, count)
     return found + [conversations.heard(spoken.draw(generator), generator) for _ in range(count)]
 
 
@@ -87,6 +88,15 @@ def test_what_is_held_out_follows_from_what_is_trained() -> None:
             assert not facts[fact.right, operation, fact.left].is_held_out
     assert all(0.02 < share < 0.12 for share in shares.values())
     assert sum(fact.is_held_out for fact in world.FACTS if world.is_easy(fact)) > 40
+
+
+def test_each_calculation_is_followed_by_its_other_order() -> None:
+    drawn = Conversations().orders(random.Random(3), 60)
+    known = {fact.reply: fact for fact in world.FACTS}
+    facts = [known[dialogue.turns[-1].reply] for dialogue in drawn]
+    assert {fact.operation for fact in facts} == {*world.OPERATIONS}
+    for one, other in zip(facts[:60], facts[60:], strict=True):
+        assert (one.left, one.operation, one.right) == (other.right, other.operation, other.left)
 
 
 def test_each_question_over_an_image_has_one_reply_and_every_thing_is_visible() -> None:

@@ -151,6 +151,16 @@ _SCENE_QUESTIONS = (
 
 
 _TRAINED = tuple(fact for fact in world.FACTS if not fact.is_held_out)
+_BOTH_ORDERS = {
+    operation: [
+        (fact, other)
+        for fact in _TRAINED
+        if fact.operation == operation
+        and fact.left < fact.right
+        and not (other := Fact(fact.right, operation, fact.left)).is_held_out
+    ]
+    for operation in world.OPERATIONS
+}
 
 
 class Conversations:
@@ -198,6 +208,16 @@ class Conversations:
             for _ in range(generator.randint(2, _MOST_TURNS))
         ]
         return self.typed(generator).after(*earlier)
+
+    def orders(self, generator: random.Random, count: int) -> list[Dialogue]:
+        """Draw ``count`` calculations, and then the same in the other order, all of them trained."""
+        operations = generator.choices(world.OPERATIONS, (40, 25, 35), k=count)
+        drawn = [generator.choice(_BOTH_ORDERS[operation]) for operation in operations]
+        start = generator.choice(("what is ", "what is ", ""))
+        turns = [
+            Turn(start + fact.question, fact.reply) for order in zip(*drawn, strict=True) for fact in order
+        ]
+        return [Dialogue((self._as_typed(turn, generator),)) for turn in turns]
 
     def text(self, generator: random.Random) -> str:
         """Draw a text of the world's words that is to be read aloud: of any kind, right or wrong."""

@@ -48,9 +48,9 @@ TUNING = Recipe(steps=9_000, rate=8e-4, warmup=200, weight_decay=0.02)
 _TEXT_STEPS = 1000
 _WORDS_STEPS = 1200
 _THINGS_STEPS = 2000
-_KINDS = ("image", "audio", "text", "audio", "image", "text", "audio", "long")
+_KINDS = ("image", "audio", "text", "orders", "audio", "image", "text", "audio", "long")
 _TUNED_KINDS = ("words", "image", "audio")
-_SIZES = {"text": 48, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
+_SIZES = {"text": 48, "orders": 40, "long": 6, "words": 24, "things": 24, "audio": 12, "image": 16}
 # Share of the recordings in which nobody speaks.
 _UNSPOKEN = 0.06
 _SILENCES = (0.15, 0.5, 1.0)
@@ -113,6 +113,9 @@ class Examples:
     def draw(self, kind: str, seed: int, size: int | None = None) -> Batch:
         """Return a batch of a kind: a key of ``_SIZES``; ``words`` and ``things`` have no question."""
         generator, noise = random.Random(seed), np.random.default_rng(seed)
+        if kind == "orders":
+            pairs = (size or _SIZES[kind]) // 2
+            return self._batcher(self._conversations.orders(generator, pairs), generator)
         dialogues: list[Dialogue] = []
         heard: list[tuple[Wave, augmentation.Moments]] = []
         # For the whole batch, as mixed lengths cost padding.
@@ -194,7 +197,9 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
         model.audio_tower.requires_grad_(True)
         model.visual.requires_grad_(True)
     training = Training(NAME, model, recipe or (TUNING if origin else RECIPE), directory)
-    examples = Examples(vocabulary.load_processor(directory / "processor"), hearing)
+    processor = vocabulary.load_processor(directory / "processor")
+    examples = Examples(processor, hearing)
+    signs = [processor.tokenizer(f" {word}")["input_ids"][0] for word in ("is", "minus")]
 
     def kind_at(step: int) -> str:
         return kind_of(step) if origin is None else _TUNED_KINDS[step % len(_TUNED_KINDS)]
@@ -211,7 +216,9 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
             if kind == "things":
                 model.get_image_features(**batch.images(place))
                 return {kind: things_loss(model, outputs["image"], batch)}
-            losses = {kind: reply_loss(model, batch)}
+            losses = (
+                orders_losses(model, batch, *signs) if kind == "orders" else {kind: reply_loss(model, batch)}
+            )
         if kind == "audio":
             losses["words"] = _ALIGNMENT_WEIGHT * words_loss(model, outputs["audio"], batch, finds=finds)
         if kind == "image":
@@ -224,13 +231,45 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
 
 def reply_loss(model: Any, batch: Batch) -> torch.Tensor:
     """Return the mean cross-entropy of the replies' tokens."""
-    place = next(model.parameters()).device
-    inputs = batch.to(place)
+    return _reply_loss(model, batch, _computed(model, batch).logits)
+
+
+def orders_losses(model: Any, batch: Batch, equals: int, minus: int) -> Losses:
+    """Return the loss of calculations, and of how differently the other order of each is computed.
+
+    Otherwise products, which are few, are learnt by heart in the order that is trained.  Compared is where a
+    result is predicted, behind its sign: hidden states by their angle, predictions by their divergence.
+
+    Args:
+        model: the thinker.
+        batch: of the kind ``orders``.
+        equals: the token before a result.
+        minus: the token of its sign.
+    """
+    computed = _computed(model, batch, output_hidden_states=True)
+    ids = batch.to(computed.logits.device)["input_ids"]
+    rows = torch.arange(len(ids), device=ids.device)
+    places = (learnt(batch).to(ids.device) & (ids[:, 1:] == equals)).int().argmax(-1) + 1
+    places += ids[rows, places + 1] == minus
+    # The first layer hardly knows the calculation.
+    orders = (state[rows, places].float().chunk(2) for state in computed.hidden_states[2:])
+    angles = [1 - functional.cosine_similarity(one, other).mean() for one, other in orders]
+    one, other = computed.logits[rows, places].float().log_softmax(-1).chunk(2)
+    divergence = ((one.exp() - other.exp()) * (one - other)).sum(-1).mean() / 2
+    loss = _reply_loss(model, batch, computed.logits)
+    return {"orders": loss, "angle": torch.stack(angles).mean(), "divergence": divergence}
+
+
+def _computed(model: Any, batch: Batch, **options: bool) -> Any:
     # Cached position offsets of an earlier batch must not be reused.
     model.rope_deltas = None
-    logits = model(**inputs, use_cache=False).logits[:, :-1]
-    targets = model.lm_head.index[inputs["input_ids"][:, 1:]]
-    return functional.cross_entropy(logits[learnt(batch).to(place)], targets[learnt(batch).to(place)])
+    return model(**batch.to(next(model.parameters()).device), use_cache=False, **options)
+
+
+def _reply_loss(model: Any, batch: Batch, logits: torch.Tensor) -> torch.Tensor:
+    places = learnt(batch).to(logits.device)
+    targets = model.lm_head.index[batch.inputs["input_ids"].to(logits.device)[:, 1:]]
+    return functional.cross_entropy(logits[:, :-1][places], targets[places])
 
 
 def learnt(batch: Batch) -> torch.Tensor:
