@@ -32,45 +32,13 @@ def _corpus(state: Path) -> SpeechCorpus:
     return make_corpus(state / "corpus")
 
 
-def _make_corpus(state: Path, _stop: Stop) -> None:
-    _corpus(state)
-
-
 def _codes(state: Path) -> npt.NDArray[np.int64]:
     book = make_corpus(state / "codebook", world.spoken_sentences(codes.SENTENCES))
     return codes.make_codes(_corpus(state), state / "codes.safetensors", book)
 
 
-def _make_codes(state: Path, _stop: Stop) -> None:
-    _codes(state)
-
-
-def _train_vocoder(state: Path, stop: Stop) -> Training:
-    return vocoder.train(_corpus(state), state, stop)
-
-
-def _train_dit(state: Path, stop: Stop) -> Training:
-    return dit.train(_corpus(state), _codes(state), state, stop)
-
-
 def _hearing(state: Path) -> Hearing:
     return make_hearing(state / "hearing")
-
-
-def _make_hearing(state: Path, _stop: Stop) -> None:
-    _hearing(state)
-
-
-def _train_thinker(state: Path, stop: Stop) -> Training:
-    return thinker.train(_hearing(state), state, stop)
-
-
-def _train_talker(state: Path, stop: Stop) -> Training:
-    return talker.train(_corpus(state), _codes(state), _hearing(state), state, stop)
-
-
-def _evaluate(state: Path, _stop: Stop) -> None:
-    evaluation.evaluate(state, _corpus(state), _codes(state))
 
 
 def _export(state: Path, _stop: Stop) -> None:
@@ -78,15 +46,15 @@ def _export(state: Path, _stop: Stop) -> None:
     compress(state / "checkpoint", state / "compact")
 
 
-PARTS: dict[str, Callable[[Path, Stop], Training | None]] = {
-    "corpus": _make_corpus,
-    "codes": _make_codes,
-    "vocoder": _train_vocoder,
-    "dit": _train_dit,
-    "hearing": _make_hearing,
-    "thinker": _train_thinker,
-    "talker": _train_talker,
-    "evaluation": _evaluate,
+PARTS: dict[str, Callable[[Path, Stop], object]] = {
+    "corpus": lambda state, _: _corpus(state),
+    "codes": lambda state, _: _codes(state),
+    "vocoder": lambda state, stop: vocoder.train(_corpus(state), state, stop),
+    "dit": lambda state, stop: dit.train(_corpus(state), _codes(state), state, stop),
+    "hearing": lambda state, _: _hearing(state),
+    "thinker": lambda state, stop: thinker.train(_hearing(state), state, stop),
+    "talker": lambda state, stop: talker.train(_corpus(state), _codes(state), _hearing(state), state, stop),
+    "evaluation": lambda state, _: evaluation.evaluate(state, _corpus(state), _codes(state)),
     "export": _export,
 }
 
@@ -131,9 +99,9 @@ def main(arguments: list[str] | None = None) -> int:
 
 def _run(parts: Sequence[str], state: Path, stop: Stop) -> bool:
     for part in parts:
-        training = PARTS[part](state, stop)
-        if training is not None and not training.finished:
-            _logger.info("%s: stopped at step %d of %d", part, training.steps, training.recipe.steps)
+        made = PARTS[part](state, stop)
+        if isinstance(made, Training) and not made.finished:
+            _logger.info("%s: stopped at step %d of %d", part, made.steps, made.recipe.steps)
             return False
         _logger.info("%s: done", part)
     return True
