@@ -55,6 +55,30 @@ async def test_a_response(web: HttpBench, answers: None) -> None:
     assert events[-1].response.output_text == ANSWER
 
 
+async def test_a_response_repeats_what_was_asked(web: HttpBench, answers: None) -> None:
+    first: Any = await web.ai.responses.create(model=MODEL, input="Hi")
+    assert (first.tools, first.tool_choice, first.metadata, first.text.format.type) == (
+        [],
+        "auto",
+        {},
+        "text",
+    )
+    asked: Any = {
+        "instructions": "Be kind.",
+        "max_output_tokens": 9,
+        "metadata": {"a": "b"},
+        "parallel_tool_calls": False,
+        "previous_response_id": first.id,
+        "temperature": 0.5,
+        "tool_choice": "none",
+        "tools": [FLAT],
+    }
+    async with web.ai.responses.stream(model=MODEL, input="Why?", **asked) as stream:
+        events = [event async for event in stream]
+    for event in (events[0], events[-1]):
+        assert event.response.to_dict().items() >= asked.items()
+
+
 async def test_a_response_continues_an_earlier_one(web: HttpBench, answers: None) -> None:
     """The prompt is the same as with the whole conversation, but for the instructions of before."""
     first: Any = await web.ai.responses.create(model=MODEL, input="Hi", instructions="Be kind.")
@@ -212,6 +236,9 @@ def test_items_are_messages() -> None:
         ({"input": "Hi", "background": True}, "background"),
         ({"input": "Hi", "mood": "good"}, "mood"),
         ({}, "input"),
+        ({"input": []}, "input"),
+        ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
+        ({"input": "Hi", "metadata": {"a": 513 * "b"}}, "metadata[...]"),
     ],
     ids=str,
 )

@@ -18,12 +18,14 @@ class ResponseWriter:
     """An answer as the events of a response; the last one has the whole response.
 
     Attributes:
+        _shown: Fields of the request that the response repeats.
         _keep: Called with the response's id and its whole text, before the last event.
     """
 
     _model: str
     _answer: HttpAnswer
     _options: ChatAnswerOptions
+    _shown: dict[str, Any]
     _keep: Callable[[str, str], None]
     _output: list[dict[str, Any]] = field(default_factory=list)
     _said: list[str] | None = None
@@ -31,7 +33,7 @@ class ResponseWriter:
 
     def __post_init__(self) -> None:
         self._calls = self._options.call_parser()
-        self._head = _head(f"resp_{self._answer.request_id}", self._model, self._calls.several)
+        self._head = _head(f"resp_{self._answer.request_id}", self._model, self._shown)
 
     async def events(self) -> AsyncGenerator[dict[str, Any], None]:
         """Yield the events as the answer is generated."""
@@ -121,11 +123,11 @@ class ResponseWriter:
         return {**self._head, "status": status, **ending}
 
 
-def empty_response(model: str) -> dict[str, Any]:
+def empty_response(model: str, shown: dict[str, Any]) -> dict[str, Any]:
     """Build a response without output, whose input is kept."""
     usage = _usage(tokens_of(0, 0, "input", "output") | {"input_tokens_details": {"cached_tokens": 0}})
     ending: dict[str, Any] = {"incomplete_details": None, "output": [], "usage": usage, "status": "completed"}
-    return _head(f"resp_{secrets.token_hex(16)}", model, parallel=True) | ending
+    return _head(f"resp_{secrets.token_hex(16)}", model, shown) | ending
 
 
 def _usage(counted: dict[str, Any]) -> dict[str, Any]:
@@ -134,18 +136,14 @@ def _usage(counted: dict[str, Any]) -> dict[str, Any]:
     return {**counted, "output_tokens_details": {"reasoning_tokens": 0}}
 
 
-def _head(name: str, model: str, parallel: bool) -> dict[str, Any]:
+def _head(name: str, model: str, shown: dict[str, Any]) -> dict[str, Any]:
     return {
         "id": name,
         "object": "response",
         "created_at": int(time.time()),
         "model": model,
         "error": None,
-        "instructions": None,
-        "metadata": {},
-        "parallel_tool_calls": parallel,
-        "tool_choice": "auto",
-        "tools": [],
+        **shown,
     }
 
 

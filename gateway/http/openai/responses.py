@@ -6,9 +6,10 @@ The body becomes a chat's, and the answer the events of a response.
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import msgspec
+from msgspec import Meta
 from starlette.requests import HTTPConnection, Request
 from starlette.responses import Response
 
@@ -62,6 +63,11 @@ MAX_KEPT_BYTES: Final = 64 * 2**20
 """Earlier responses that are kept, with the conversations before them, of all clients together."""
 
 
+Metadata = Annotated[
+    dict[Annotated[str, Meta(max_length=64)], Annotated[str, Meta(max_length=512)]], Meta(max_length=16)
+]
+
+
 class TextOptions(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The form of the text; ``verbosity`` is ignored."""
 
@@ -80,6 +86,7 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
         instructions: The system message, of this response only.
         previous_response_id: The response that this one continues.
         max_output_tokens: Most text tokens.
+        metadata: Up to 16 texts by names, which the response repeats.
         temperature: As in a chat.
         top_p: As in a chat.
         text: ``format`` is a chat's ``response_format`` (docs/api-chat.md#json); ``verbosity`` is ignored.
@@ -94,10 +101,11 @@ class ResponseFields(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     model: str
-    input: str | list[dict[str, Any]]
+    input: str | Annotated[list[dict[str, Any]], Meta(min_length=1)]
     instructions: str | None = None
     previous_response_id: str | None = None
-    max_output_tokens: int | None = None
+    max_output_tokens: Annotated[int, Meta(ge=1)] | None = None
+    metadata: Metadata = {}
     temperature: float | None = None
     top_p: float | None = None
     text: TextOptions | None = None
@@ -116,11 +124,13 @@ class ResponseOptions(ChatAnswerOptions):
     """How a client wants its response.
 
     Attributes:
+        shown: Fields that the response repeats.
         store: A later response may continue it.
         generate: Answer; else the input is only kept.
         conversation: The input, behind that of earlier responses; without instructions.
     """
 
+    shown: dict[str, Any] = field(kw_only=True)
     store: bool = field(kw_only=True)
     generate: bool = field(kw_only=True)
     conversation: Sequence[ChatMessage] = field(kw_only=True)
@@ -161,9 +171,20 @@ def read_response(
 
     options, request = read_chat(Body(chat | _chat(fields), strings), max_text_tokens, continued=continued)
     kept = ResponseOptions(
-        **vars(options), store=fields.store, generate=fields.generate, conversation=conversation
+        **vars(options),
+        shown=_shown(fields),
+        store=fields.store,
+        generate=fields.generate,
+        conversation=conversation,
     )
     return kept, request
+
+
+def _shown(fields: ResponseFields) -> dict[str, Any]:
+    names = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id")
+    shown = {name: getattr(fields, name) for name in (*names, "store", "temperature", "tools", "top_p")}
+    form = fields.text.format if fields.text else None
+    return shown | {"text": {"format": form or {"type": "text"}}, "tool_choice": fields.tool_choice or "auto"}
 
 
 def _chat(fields: ResponseFields) -> dict[str, Any]:
@@ -225,7 +246,7 @@ class ResponsesApi(Api):
             if options.store:
                 self.keep(http, name, options, text)
 
-        return ResponseWriter(self._context.model, answer, options, keep)
+        return ResponseWriter(self._context.model, answer, options, options.shown, keep)
 
     def keep(self, http: HTTPConnection, name: str, options: ResponseOptions, text: str) -> None:
         """Keep a response of this text, and the conversation before it."""

@@ -132,7 +132,7 @@ class _Connection(JsonSocket):
 
     async def _keep_only(self, options: ResponseOptions) -> None:
         """Keep the input of a request that asks for no output, for one that continues it."""
-        response = empty_response(self._context.model)
+        response = empty_response(self._context.model, options.shown)
         self._api.keep(self._socket, response["id"], options, "")
         for number, kind in enumerate(("created", "completed")):
             await self._send({"type": f"response.{kind}", "sequence_number": number, "response": response})
