@@ -1,4 +1,4 @@
-"""Refuses JSON schemas whose compilation would be ended by the thinker, or whose references it cannot follow.
+"""Refuses JSON schemas that the thinker would not compile in time, or whose keywords it would ignore.
 
 With a vocabulary of 150,000 tokens, schemas within these bounds took at most 15 s; 1,500 optional properties
 of one object, or 2,000 nested objects, took more than 60 s, in less than the 64 KiB that are allowed.
@@ -30,6 +30,16 @@ ASSERTIONS: Final = frozenset({"(?=", "(?!", "(?<=", "(?<!"})
 # What follows a "[" is read once, closed or not: many would take time that grows with their square.
 _TOKENS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*+(\]?)|\(\?<?[=!]|.", re.DOTALL)
 _PARTS: Final = re.compile(r"\\.|\[(?:\\.|[^\]\\])*\]|\{\s*[0-9]+\s*(?:,[0-9\s]*)?\}|.", re.DOTALL)
+IGNORED: Final = (
+    "contains",
+    "dependentRequired",
+    "dependentSchemas",
+    "if",
+    "multipleOf",
+    "not",
+    "uniqueItems",
+)
+"""Keywords that the grammar's compiler would ignore."""
 _ROLES: Final = {
     **dict.fromkeys(("const", "default", "enum", "examples"), "value"),
     **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"), "names"),
@@ -38,8 +48,13 @@ _ROLES: Final = {
 FIELD: Final = "text_sampling.json_schema"
 
 
-def require_feasible(schema: str) -> None:
-    """Check a schema's text; InvalidRequestError if it is not JSON, or exceeds this module's bounds."""
+def require_feasible(schema: str, obeyed: bool = True) -> None:
+    """Check a schema's text; InvalidRequestError if it is not JSON, or exceeds this module's bounds.
+
+    Args:
+        schema: The text.
+        obeyed: An answer has to obey it, so that it may have no keyword that would be ignored.
+    """
     try:
         root = msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -54,13 +69,9 @@ def require_feasible(schema: str) -> None:
         objects += 1
         if objects > MAX_OBJECTS:
             raise _invalid(f"the schema has more than {MAX_OBJECTS} objects")
-        properties = each.get("properties")
-        if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
-            raise _invalid(
-                f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
-            )
         if role == "schema":
             _check_references(root, each, checked)
+            _check_keywords(each, obeyed)
         for pattern in _patterns(each):
             expanded += _expanded(pattern)
             if expanded > MAX_EXPANDED:
@@ -84,6 +95,21 @@ def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int, st
             yield each, depth, role
             found = each.items() if isinstance(each, dict) else (("", value) for value in each)
             waiting += [(value, depth + 1, role_in(role, key)) for key, value in found]
+
+
+def _check_keywords(each: dict[str, Any], obeyed: bool) -> None:
+    properties, required = each.get("properties"), each.get("required")
+    if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
+        raise _invalid(
+            f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
+        )
+    for keyword in IGNORED:
+        if obeyed and each.get(keyword, False) is not False:
+            raise _invalid(f"{keyword} in the schema is not supported")
+    if obeyed and isinstance(properties, dict) and isinstance(required, list):
+        for name in required:
+            if isinstance(name, str) and name not in properties:
+                raise _invalid(f"the schema requires {name[:100]!r}, which its properties lack")
 
 
 def _check_references(root: Any, each: dict[str, Any], checked: set[str]) -> None:

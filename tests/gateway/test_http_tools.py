@@ -382,6 +382,25 @@ def test_patterns_that_would_be_ignored_are_refused(pattern: str, place: str) ->
         require_feasible(json.dumps({"items": {place: value}}))
 
 
+@pytest.mark.parametrize(
+    ("schema", "problem"),
+    [
+        *(
+            ({"items": {keyword: {"type": "null"}}}, f"{keyword} in the schema")
+            for keyword in json_schema.IGNORED
+        ),
+        ({"type": "object", "properties": {"a": {}}, "required": ["a", "b"]}, "requires 'b'"),
+    ],
+)
+def test_what_an_answer_would_not_obey_is_refused(schema: Any, problem: str) -> None:
+    with pytest.raises(InvalidRequestError, match=problem):
+        require_feasible(json.dumps(schema))
+    # A function's, if no call has to obey it; a property's name; a value.
+    require_feasible(json.dumps(schema), obeyed=False)
+    require_feasible(json.dumps({"properties": schema.get("items", {}), "uniqueItems": False}))
+    require_feasible(json.dumps({"default": schema}))
+
+
 @pytest.mark.parametrize("text", ["{", "no", "[" * 65_000, '{"a":' * 10_000])
 def test_what_is_not_json_is_refused(text: str) -> None:
     with pytest.raises(InvalidRequestError, match=r"not JSON|levels deep"):

@@ -239,7 +239,7 @@ def read_tools(values: Any, where: str, unavailable: Callable[[UnsupportedError]
             continue
         function = convert(given, Function, place)
         with named({"text_sampling.json_schema": f"{place}.parameters"}):
-            require_feasible(msgspec.json.encode(function.parameters).decode())
+            require_feasible(msgspec.json.encode(function.parameters).decode(), obeyed=False)
         tools.append(Tool("function", function))
     if len(msgspec.json.encode(tools)) > MAX_TOOLS_BYTES:
         raise InvalidRequestError(f"{where} are limited to {MAX_TOOLS_BYTES} bytes of JSON", where)
