@@ -173,8 +173,17 @@ async def test_clearing_and_committing_during_a_turn(web: HttpBench) -> None:
         assert second.item_id != first.item_id
         assert second.audio_start_ms >= 2000
         assert await commit(c) == second.item_id
-        await append(c, bytes(4 * RATE))
+        # What finds no memory as an item is not in the buffer any more, either.
+        await append(c, spoken)
+        await take(c, "input_audio_buffer.speech_started")
         await settle(c)
+        quota = web.process.gateway.held.quota
+        quota.take("others", size := quota.free)
+        await c.input_audio_buffer.commit()
+        assert (await error_of(c)).code == "busy"
+        quota.give("others", size)
+        await append(c, said(SENTENCES[0]))
+        await take(c, "input_audio_buffer.speech_stopped")
 
 
 async def test_the_thinker_computes_while_a_turn_goes_on(configure: Configure) -> None:

@@ -325,7 +325,6 @@ class Session:
             await self._send("input_audio_buffer.timeout_triggered", {**times, "item_id": item_id})
             try:
                 await self._add_audio(item_id, end)
-                listener.reset()
                 await self._respond({})
             except OmniRelayError as error:
                 await self.tell(error, None)
@@ -341,13 +340,14 @@ class Session:
         item_id = new_item_id() if listener is None else listener.item_id
         self._responses.drop_early()
         await self._add_audio(item_id, interrupts=True)
-        if listener is not None:
-            listener.reset()
 
     async def _add_audio(self, item_id: str, end: int | None = None, interrupts: bool = False) -> None:
         """Make an item of the input audio, up to a position."""
         begin, (paused, self._paused) = self._audio.begin, (self._paused, None)
         wav, hold = self._audio.commit(end)
+        if self._listener is not None and self._audio.size < 2:
+            # Also if what was taken is refused: it is not there any more.
+            self._listener.reset()
         self._early.stop()
         try:
             if interrupts:

@@ -324,10 +324,10 @@ class TurnListener:
         self._longest = max(self._audio.limit - int(LAST_S * BYTES_PER_S), self._audio.limit // 2)
 
     def reset(self) -> None:
-        """The buffer was emptied: forget the turn."""
+        """The buffer was emptied, but for half a sample: forget the turn."""
         self.tracker.reset()
         self._windows.clear()
-        self._read = self._audio.end
+        self._read = self._audio.begin
         self._origin = self._read - self.tracker.count * WINDOW_BYTES
         self.item_id = new_item_id()
 
