@@ -227,6 +227,22 @@ async def test_silence_after_an_answer_is_answered_a_few_times(web: HttpBench) -
     await idle(web)
 
 
+async def test_silence_is_not_answered_where_that_is_not_wanted_any_more(
+    web: HttpBench, answers: None, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.session.IDLE_UNIT_S", 0.0001)
+    async with listening(web, idle_timeout_ms=5000) as c, listening(web, idle_timeout_ms=5000) as other:
+        for each in (c, other):
+            await append(each, bytes(RATE))
+            await add(each)
+        await ask(c)
+        await detect(c, {"type": "server_vad"})
+        await ask(other)
+        await take(other, "input_audio_buffer.timeout_triggered")
+        await say(c, type="session.update", session={})
+        assert [event.type for event in await take(c, "session.updated")] == ["session.updated"]
+
+
 async def test_a_flood_of_audio_waits_in_its_own_connection(web: HttpBench) -> None:
     """A session that sends more than it may listen to gets no more of the thread; others go on."""
     with mock.patch.object(listener, "BURST_S", 2.0), mock.patch.object(listener, "SPEED", 0.01):

@@ -241,9 +241,10 @@ class Session:
     def _set_listener(self) -> None:
         """Detect turns as the settings say."""
         rules = self._settings.turns
+        if rules is None or rules.idle_timeout_ms is None:
+            self._idle.stop()
         if rules is None:
             self._listener = None
-            self._idle.stop()
             self._responses.drop_early()
         elif self._listener is not None:
             self._listener.tracker.rules = rules
