@@ -11,6 +11,7 @@ import pytest
 from aiortc.rtp import HeaderExtensionsMap, RtpPacket
 
 from gateway.requests.metrics import CallEnd
+from shared.messages import SAMPLE_RATE
 from tests.gateway.bench import Configure, Patch
 from tests.gateway.caller import Caller, calling
 from tests.gateway.fake_stages import until
@@ -248,6 +249,16 @@ async def test_calls_are_bounded_in_time(
             await c.call(PUSH_TO_TALK)
             await c.end()
         await free(b, end)
+
+
+async def test_a_call_in_which_the_client_only_speaks_is_not_idle(web: HttpBench, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("gateway.http.realtime.webrtc.call.IDLE_S", 1.5)
+    turns = {"type": "server_vad", "create_response": False}
+    async with connected(web, {"audio": {"input": {"turn_detection": turns}}}) as c:
+        c.microphone.say(said(SENTENCES[0])[SAMPLE_RATE:])
+        await c.take("conversation.item.done")
+        await c.end()
+        await free(web, "time_limit")
 
 
 async def test_a_gateway_that_stops_ends_calls(web: HttpBench, call: Caller) -> None:

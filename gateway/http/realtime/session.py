@@ -77,6 +77,7 @@ class Session:
     _idle: IdleTimer = field(default_factory=IdleTimer)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _paused: tuple[tuple[int, int], Recorded] | None = None
+    _heard: bool = False
 
     def __post_init__(self) -> None:
         gateway, account = self._context.gateway, self._account
@@ -106,6 +107,11 @@ class Session:
     def answering(self) -> bool:
         """Whether a response is being generated."""
         return self._responses.running
+
+    def busy(self) -> bool:
+        """Whether a response is being generated, or the user has spoken since the last call."""
+        heard, self._heard = self._heard, False
+        return heard or self.answering
 
     async def begin(self, told: dict[str, Any] | None = None) -> None:
         """Send ``session.created``, with further fields."""
@@ -259,6 +265,7 @@ class Session:
         listener = self._listener
         if listener is not None:
             async for turn in listener.turns():
+                self._heard = True
                 match turn.change:
                     case "started":
                         await self._turn_started(turn, listener.tracker.rules.interrupt_response)
