@@ -25,6 +25,7 @@ from tests.gateway.realtime import (
     ask,
     begin,
     commit,
+    detect,
     error_of,
     idle,
     of_type,
@@ -241,6 +242,12 @@ async def test_a_full_buffer_forgets_its_oldest_audio(configure: Configure) -> N
         kept = recording(media)
         assert sound.endswith(kept)
         assert 44_000 < len(kept) <= 48_000
+        await append(c, bytes(48_000), piece=48_000)
+        # Also while nobody speaks, though turns are detected.
+        await detect(c, {"type": "server_vad"})
+        await append(c, TONE)
+        await say(c, type="session.update", session={})
+        assert not of_type(await take(c, "session.updated"), "error")
 
 
 async def test_limits(configure: Configure) -> None:

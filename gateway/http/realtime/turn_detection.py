@@ -334,6 +334,9 @@ class TurnListener:
     async def turns(self) -> AsyncIterator[Turn]:
         """Listen to all that was appended; when a turn has ended, the caller takes it from the buffer."""
         self._clock.arrived(self._audio.end / BYTES_PER_S)
+        if self._read < self._audio.begin:
+            # A full buffer, from before turns were detected, has forgotten what was not heard.
+            self.reset()
         while True:
             while self._windows:
                 turn = self._next()
