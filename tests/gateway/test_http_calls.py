@@ -140,6 +140,14 @@ async def test_a_client_clears_what_is_being_played(web: HttpBench) -> None:
             c.send("output_audio_buffer.clear")
             again = await ask(c, "output_audio_buffer.started")
             assert "output_audio_buffer.cleared" not in kinds(again)
+            # What the client has cut to less stays so.
+            cut = next(each for each in again if each["type"] == "response.output_item.added")["item"]["id"]
+            c.send("conversation.item.truncate", item_id=cut, content_index=0, audio_end_ms=0)
+            await c.take("conversation.item.truncated")
+            c.send("output_audio_buffer.clear")
+            await c.take("output_audio_buffer.cleared")
+            c.send("conversation.item.retrieve", item_id=cut)
+            assert kinds(await c.take("conversation.item.retrieved")) == ["conversation.item.retrieved"]
         await free(web)
 
 

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -242,7 +243,8 @@ class Session:
             await self._responses.interrupt(reason)
         for place, ms in cut:
             await self._send("output_audio_buffer.cleared", {"response_id": place["response_id"]})
-            if self._conversation.has(place["item_id"]):
+            # The client may have deleted it, or cut it where less was heard.
+            with suppress(InvalidRequestError):
                 await self._truncate(place["item_id"], place["content_index"], ms)
 
     def _set_listener(self) -> None:
