@@ -379,10 +379,11 @@ class Session:
             await self._transcriber.add(item, rules, alone=self._settings.kind == "transcription")
 
     async def _added(self, item: Item, before: str | None) -> None:
-        await self._make_room()
         told = {"previous_item_id": before, "item": item.shown()}
         await self._send("conversation.item.added", told)
         await self._send("conversation.item.done", told)
+        # Not before: the item may be the oldest, or come behind one that is deleted.
+        await self._make_room()
         if not self.answering and self._settings.kind == "realtime":
             self._early.added(self._prompt)
 
