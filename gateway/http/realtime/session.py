@@ -312,6 +312,7 @@ class Session:
 
     async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
         self._count("stopped")
+        self._idle.spoken()
         told = {"audio_end_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_stopped", told)
         self._early.stop()
