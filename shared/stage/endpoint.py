@@ -90,9 +90,6 @@ class HttpEndpoint:
         async def readyz(_: Request) -> Response:
             return _verdict(ready())
 
-        def malformed(problem: str) -> tuple[str, bytes]:
-            return "text/plain", problem.encode()
-
         listener = _listen(address)
         self.places: Final = WatchersPlaces()
         app = Starlette(routes=[Route(f"/{each.__name__}", each) for each in (metrics, livez, readyz)])

@@ -11,6 +11,7 @@ import pytest
 from aiortc.rtp import HeaderExtensionsMap, RtpPacket
 
 from gateway.requests.metrics import CallEnd
+from shared.messages import SAMPLE_RATE
 from tests.gateway.bench import Configure, Patch
 from tests.gateway.caller import Caller, calling
 from tests.gateway.fake_stages import until
@@ -139,6 +140,14 @@ async def test_a_client_clears_what_is_being_played(web: HttpBench) -> None:
             c.send("output_audio_buffer.clear")
             again = await ask(c, "output_audio_buffer.started")
             assert "output_audio_buffer.cleared" not in kinds(again)
+            # What the client has cut to less stays so.
+            cut = next(each for each in again if each["type"] == "response.output_item.added")["item"]["id"]
+            c.send("conversation.item.truncate", item_id=cut, content_index=0, audio_end_ms=0)
+            await c.take("conversation.item.truncated")
+            c.send("output_audio_buffer.clear")
+            await c.take("output_audio_buffer.cleared")
+            c.send("conversation.item.retrieve", item_id=cut)
+            assert kinds(await c.take("conversation.item.retrieved")) == ["conversation.item.retrieved"]
         await free(web)
 
 
@@ -248,6 +257,16 @@ async def test_calls_are_bounded_in_time(
             await c.call(PUSH_TO_TALK)
             await c.end()
         await free(b, end)
+
+
+async def test_a_call_in_which_the_client_only_speaks_is_not_idle(web: HttpBench, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("gateway.http.realtime.webrtc.call.IDLE_S", 1.5)
+    turns = {"type": "server_vad", "create_response": False}
+    async with connected(web, {"audio": {"input": {"turn_detection": turns}}}) as c:
+        c.microphone.say(said(SENTENCES[0])[SAMPLE_RATE:])
+        await c.take("conversation.item.done")
+        await c.end()
+        await free(web, "time_limit")
 
 
 async def test_a_gateway_that_stops_ends_calls(web: HttpBench, call: Caller) -> None:

@@ -1,5 +1,6 @@
 """Transcripts of what is said in realtime sessions: beside the answers, never before them."""
 
+import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from typing import Any
@@ -79,6 +80,28 @@ async def test_an_answer_interrupts_a_transcript(web: HttpBench, c: Connection) 
     await speak(web, await web.stages.request(2), "Hello", [])
     [delta, done] = await take(c, f"{KIND}.completed")
     assert (delta.delta, done.transcript) == ("Hello", "Hello")
+
+
+async def test_a_transcript_that_is_being_sent_when_an_answer_begins_is_not_made_again(
+    web: HttpBench, c: Connection
+) -> None:
+    tell = transcription.Transcriber._tell
+
+    async def slowly(self: Any, item_id: str, event: str, **fields: Any) -> None:
+        await tell(self, item_id, event, **fields)
+        await asyncio.sleep(60.0 if event == "completed" else 0)
+
+    await transcribed(c, GA)
+    await commit(c, TONE)
+    with mock.patch.object(transcription.Transcriber, "_tell", slowly):
+        await speak(web, await web.stages.request(0), "Hello", [])
+        await take(c, f"{KIND}.completed")
+        await c.response.create()
+        await speak(web, await web.stages.request(1), ANSWER, CHUNKS)
+        await take(c, "response.done")
+    item_id = await commit(c, TONE)
+    await speak(web, await web.stages.request(2), "Hello", [])
+    assert (await take(c, f"{KIND}.completed"))[-1].item_id == item_id
 
 
 async def test_transcripts_that_fail(web: HttpBench, c: Connection) -> None:

@@ -173,8 +173,17 @@ async def test_clearing_and_committing_during_a_turn(web: HttpBench) -> None:
         assert second.item_id != first.item_id
         assert second.audio_start_ms >= 2000
         assert await commit(c) == second.item_id
-        await append(c, bytes(4 * RATE))
+        # What finds no memory as an item is not in the buffer any more, either.
+        await append(c, spoken)
+        await take(c, "input_audio_buffer.speech_started")
         await settle(c)
+        quota = web.process.gateway.held.quota
+        quota.take("others", size := quota.free)
+        await c.input_audio_buffer.commit()
+        assert (await error_of(c)).code == "busy"
+        quota.give("others", size)
+        await append(c, said(SENTENCES[0]))
+        await take(c, "input_audio_buffer.speech_stopped")
 
 
 async def test_the_thinker_computes_while_a_turn_goes_on(configure: Configure) -> None:
@@ -216,6 +225,45 @@ async def test_silence_after_an_answer_is_answered_a_few_times(web: HttpBench) -
             await until(lambda: not web.process.gateway._active, "the end of all answers")
             assert len(web.stages.requests) == MOST_IN_A_ROW + 1
     await idle(web)
+
+
+async def silent_as_long_as(other: Connection, c: Connection) -> None:
+    """Silence is answered in another session, and nothing happens in this one."""
+    await append(other, bytes(RATE))
+    await add(other)
+    await ask(other)
+    await take(other, "input_audio_buffer.timeout_triggered")
+    await say(c, type="session.update", session={})
+    assert [event.type for event in await take(c, "session.updated")] == ["session.updated"]
+
+
+async def test_silence_is_not_answered_where_that_is_not_wanted_any_more(
+    web: HttpBench, answers: None, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.session.IDLE_UNIT_S", 0.0001)
+    async with listening(web, idle_timeout_ms=5000) as c, listening(web, idle_timeout_ms=5000) as other:
+        await append(c, bytes(RATE))
+        await add(c)
+        await ask(c)
+        await detect(c, {"type": "server_vad"})
+        await silent_as_long_as(other, c)
+
+
+async def test_silence_is_not_answered_where_an_answer_ended_while_the_user_spoke(
+    web: HttpBench, monkeypatch: Patch
+) -> None:
+    monkeypatch.setattr("gateway.http.realtime.session.IDLE_UNIT_S", 0.0001)
+    turns = {"idle_timeout_ms": 5000, "interrupt_response": False}
+    async with listening(web, **turns, create_response=False) as c, listening(web, **turns) as other:
+        request = await begin(web, c)
+        await append(c, spoken(0))
+        await take(c, "input_audio_buffer.speech_started")
+        await speak(web, request, ANSWER, CHUNKS[:1])
+        await take(c, "response.done")
+        await append(c, bytes(2 * RATE))
+        await take(c, "conversation.item.done")
+        async with speaking(web, ANSWER, CHUNKS[:1]):
+            await silent_as_long_as(other, c)
 
 
 async def test_a_flood_of_audio_waits_in_its_own_connection(web: HttpBench) -> None:

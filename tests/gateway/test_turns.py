@@ -275,6 +275,19 @@ def test_turns_in_a_buffer(piece: int) -> None:
         assert most < 4 * 2 * RATE
 
 
+async def test_half_a_sample_that_stays_is_heard_with_the_other_half() -> None:
+    found = []
+    for rest in (b"", b"\0"):
+        audio = InputAudio(MediaConfig(), MemoryBudget(2**30, lambda: 0).of("a"))
+        listener = TurnListener(ServerVad(), audio, VoicePool(), "a", lambda _: None, Playback())
+        await audio.append(bytes(RATE) + rest)
+        audio.commit(RATE)
+        listener.reset()
+        await audio.append(said(SENTENCES[1])[len(rest) :])
+        found.append([(turn.change, turn.ms) async for turn in listener.turns()])
+    assert found[0] == found[1]
+
+
 def test_silence_is_not_kept() -> None:
     _, most = asyncio.run(listened(bytes(20 * 2 * RATE), ServerVad(), 9600))
     assert most < 2 * RATE

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -77,6 +78,7 @@ class Session:
     _idle: IdleTimer = field(default_factory=IdleTimer)
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
     _paused: tuple[tuple[int, int], Recorded] | None = None
+    _heard: bool = False
 
     def __post_init__(self) -> None:
         gateway, account = self._context.gateway, self._account
@@ -106,6 +108,11 @@ class Session:
     def answering(self) -> bool:
         """Whether a response is being generated."""
         return self._responses.running
+
+    def busy(self) -> bool:
+        """Whether a response is being generated, or the user has spoken since the last call."""
+        heard, self._heard = self._heard, False
+        return heard or self.answering
 
     async def begin(self, told: dict[str, Any] | None = None) -> None:
         """Send ``session.created``, with further fields."""
@@ -147,7 +154,8 @@ class Session:
             case events.AppendAudio():
                 # A transport that plays records, too, and gives PCM.
                 name = "audio/pcm" if self._transport.plays else self._settings.input_format
-                await self._audio.append(event.audio, name, rolling=self._listener is None)
+                speaks = self._listener is not None and self._listener.tracker.speaking
+                await self._audio.append(event.audio, name, rolling=not speaks)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
@@ -235,15 +243,17 @@ class Session:
             await self._responses.interrupt(reason)
         for place, ms in cut:
             await self._send("output_audio_buffer.cleared", {"response_id": place["response_id"]})
-            if self._conversation.has(place["item_id"]):
+            # The client may have deleted it, or cut it where less was heard.
+            with suppress(InvalidRequestError):
                 await self._truncate(place["item_id"], place["content_index"], ms)
 
     def _set_listener(self) -> None:
         """Detect turns as the settings say."""
         rules = self._settings.turns
+        if rules is None or rules.idle_timeout_ms is None:
+            self._idle.stop()
         if rules is None:
             self._listener = None
-            self._idle.stop()
             self._responses.drop_early()
         elif self._listener is not None:
             self._listener.tracker.rules = rules
@@ -258,6 +268,7 @@ class Session:
         listener = self._listener
         if listener is not None:
             async for turn in listener.turns():
+                self._heard = True
                 match turn.change:
                     case "started":
                         await self._turn_started(turn, listener.tracker.rules.interrupt_response)
@@ -301,6 +312,7 @@ class Session:
 
     async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
         self._count("stopped")
+        self._idle.spoken()
         told = {"audio_end_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_stopped", told)
         self._early.stop()
@@ -325,7 +337,6 @@ class Session:
             await self._send("input_audio_buffer.timeout_triggered", {**times, "item_id": item_id})
             try:
                 await self._add_audio(item_id, end)
-                listener.reset()
                 await self._respond({})
             except OmniRelayError as error:
                 await self.tell(error, None)
@@ -341,13 +352,14 @@ class Session:
         item_id = new_item_id() if listener is None else listener.item_id
         self._responses.drop_early()
         await self._add_audio(item_id, interrupts=True)
-        if listener is not None:
-            listener.reset()
 
     async def _add_audio(self, item_id: str, end: int | None = None, interrupts: bool = False) -> None:
         """Make an item of the input audio, up to a position."""
         begin, (paused, self._paused) = self._audio.begin, (self._paused, None)
         wav, hold = self._audio.commit(end)
+        if self._listener is not None and self._audio.size < 2:
+            # Also if what was taken is refused: it is not there any more.
+            self._listener.reset()
         self._early.stop()
         try:
             if interrupts:
@@ -368,10 +380,11 @@ class Session:
             await self._transcriber.add(item, rules, alone=self._settings.kind == "transcription")
 
     async def _added(self, item: Item, before: str | None) -> None:
-        await self._make_room()
         told = {"previous_item_id": before, "item": item.shown()}
         await self._send("conversation.item.added", told)
         await self._send("conversation.item.done", told)
+        # Not before: the item may be the oldest, or come behind one that is deleted.
+        await self._make_room()
         if not self.answering and self._settings.kind == "realtime":
             self._early.added(self._prompt)
 

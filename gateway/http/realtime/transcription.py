@@ -178,12 +178,16 @@ class Transcriber:
                     await self._unanswered()
                 first = self._waiting.popleft()
                 try:
-                    await self._transcribe(first)
+                    done = await self._transcribe(first)
                 except asyncio.CancelledError:
                     self._waiting.appendleft(first)
                     raise
                 except OmniRelayError as error:
                     await self._fail(first, error)
+                else:
+                    # Beyond that cancellation: the event is sent nevertheless.
+                    usage = usage_of_transcript(done)
+                    await self._end(first, "completed", transcript=done.text.strip(), usage=usage)
         except ClientGoneError:
             log.debug("the client left before its transcripts")
 
@@ -200,7 +204,7 @@ class Transcriber:
     async def _tell(self, item_id: str, event: str, **fields: Any) -> None:
         await self._send(f"{KIND}.{event}", {"item_id": item_id, "content_index": 0, **fields})
 
-    async def _transcribe(self, waiting: _Waiting) -> None:
+    async def _transcribe(self, waiting: _Waiting) -> DoneEvent:
         item = waiting.item
         if item not in self._conversation:
             raise InvalidRequestError("the item was deleted before its transcript", "item_id")
@@ -219,7 +223,7 @@ class Transcriber:
         if not waiting.alone:
             # Whole, for what was sent could not be taken back when an answer interrupts it.
             await self._tell_more(waiting, text)
-        await self._end(waiting, "completed", transcript=text, usage=usage_of_transcript(done))
+        return done
 
     async def _tell_more(self, waiting: _Waiting, text: str) -> None:
         """Send what was not sent of a text, unless it has become another one."""

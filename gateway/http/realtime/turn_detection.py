@@ -324,16 +324,19 @@ class TurnListener:
         self._longest = max(self._audio.limit - int(LAST_S * BYTES_PER_S), self._audio.limit // 2)
 
     def reset(self) -> None:
-        """The buffer was emptied: forget the turn."""
+        """The buffer was emptied, but for half a sample: forget the turn."""
         self.tracker.reset()
         self._windows.clear()
-        self._read = self._audio.end
+        self._read = self._audio.begin
         self._origin = self._read - self.tracker.count * WINDOW_BYTES
         self.item_id = new_item_id()
 
     async def turns(self) -> AsyncIterator[Turn]:
         """Listen to all that was appended; when a turn has ended, the caller takes it from the buffer."""
         self._clock.arrived(self._audio.end / BYTES_PER_S)
+        if self._read < self._audio.begin:
+            # A full buffer, from before turns were detected, has forgotten what was not heard.
+            self.reset()
         while True:
             while self._windows:
                 turn = self._next()

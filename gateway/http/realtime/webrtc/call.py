@@ -212,7 +212,7 @@ class CallTransport(Transport):
 CONNECT_S: Final = 15.0
 """Time for ICE, DTLS and the data channel, after the answer."""
 IDLE_S: Final = 600.0
-"""Time without an event of the client and without an answer."""
+"""Time without an event of the client, without speech that turn detection hears, and without an answer."""
 FAST_S: Final = 10.0
 """How much audio a client may send more than the time that has passed."""
 
@@ -276,12 +276,12 @@ class Call:
             await session.close()
 
     async def _handle(self, session: Session) -> None:
-        """Process the client's events, until there are none for too long."""
+        """Process the client's events, until there are none, and nothing is said, for too long."""
         while True:
             try:
-                text = await received(self._peer.message, IDLE_S, lambda: session.answering)
+                text = await received(self._peer.message, IDLE_S, session.busy)
             except TimeoutError:
-                log.info("%s ends: no event for %.0f s", self.id, IDLE_S)
+                log.info("%s ends: no event, and nothing said, for %.0f s", self.id, IDLE_S)
                 return
             await session.receive(text)
 
