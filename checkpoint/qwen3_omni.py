@@ -106,12 +106,7 @@ SMALL: Final = Qwen3Shape(
         "deepstack_visual_indexes": [1, 2, 4],
     },
     talker=decoder_sizes(256, 512, 6, 4, 2)
-    | {
-        "head_dim": 64,
-        "shared_expert_intermediate_size": 256,
-        **_SOME_EXPERTS,
-        "moe_intermediate_size": 128,
-    },
+    | {"head_dim": 64, "shared_expert_intermediate_size": 256, **_SOME_EXPERTS, "moe_intermediate_size": 128},
     predictor={**TINY.predictor, "intermediate_size": 768, "num_hidden_layers": 3, "head_dim": 64},
     code2wav={
         **TINY.code2wav,

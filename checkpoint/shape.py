@@ -245,13 +245,7 @@ BENCH = CheckpointShape(
     talker=decoder_sizes(896, 4864, 24, 14, 2, positions=4096) | {"head_dim": 64},
     audio=SMALL.audio,
     vision=SMALL.vision,
-    dit={
-        **SMALL.dit,
-        "hidden_size": 512,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 8,
-        "emb_dim": 512,
-    },
+    dit={**SMALL.dit, "hidden_size": 512, "num_hidden_layers": 4, "num_attention_heads": 8, "emb_dim": 512},
     vocoder=SMALL.vocoder,
 )
 # The shapes of Qwen2.5-Omni-3B as released, by the configuration of it that InternLM's XTuner has

@@ -160,9 +160,7 @@ def build_tokenizer(trained: int, specials: dict[str, int], lines: list[str] | N
     """
     tokenizer = qwen2_tokenizer(BPE())
     trainer = trainers.BpeTrainer(
-        vocab_size=trained,
-        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
-        show_progress=False,
+        vocab_size=trained, initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()), show_progress=False
     )
     tokenizer.train_from_iterator(training_lines() if lines is None else lines, trainer)
     learned: dict[str, Any] = json.loads(tokenizer.to_str())["model"]

@@ -19,11 +19,7 @@ from typing import Final
 
 USER: Final = "omnirelay:x:10001:10001::/tmp:/sbin/nologin\n"
 GROUP: Final = "omnirelay:x:10001:\n"
-SYSTEM_FILES: Final = (
-    "/etc/ssl/certs/ca-certificates.crt",
-    "/etc/ld.so.cache",
-    "/etc/nsswitch.conf",
-)
+SYSTEM_FILES: Final = ("/etc/ssl/certs/ca-certificates.crt", "/etc/ld.so.cache", "/etc/nsswitch.conf")
 UNUSED: Final = (
     "_dbm.*",
     "config-*",

@@ -8,16 +8,7 @@ from typing import Annotated, Literal
 import msgspec
 from msgspec import Meta
 
-from omnirelay.values import (
-    Count,
-    Name,
-    PositiveCount,
-    RepetitionPenalty,
-    StageName,
-    Temperature,
-    TopK,
-    TopP,
-)
+from omnirelay.values import Count, Name, PositiveCount, RepetitionPenalty, StageName, Temperature, TopK, TopP
 
 StageState = Literal["starting", "ready", "draining", "down"]
 

@@ -61,9 +61,7 @@ AddressText = Annotated[str, Meta(min_length=1, max_length=1024)]
 TraceParent = Annotated[
     str,
     Meta(
-        min_length=55,
-        max_length=55,
-        pattern=r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z",
+        min_length=55, max_length=55, pattern=r"^00-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}\Z"
     ),
 ]
 """W3C's ``traceparent`` header: version, trace, span, flags."""

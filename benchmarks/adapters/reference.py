@@ -60,9 +60,7 @@ class Reference:
     """
 
     def __init__(self, model: Path) -> None:
-        from shared.vllm.torchvision_compat import (  # noqa: PLC0415 - imports torch
-            declare_missing_operators,
-        )
+        from shared.vllm.torchvision_compat import declare_missing_operators  # noqa: PLC0415 - imports torch
 
         declare_missing_operators()
         import torch  # noqa: PLC0415 - after the threads are set

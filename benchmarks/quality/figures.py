@@ -228,9 +228,7 @@ def speech_figures(
         found.append(_errors(f"- word error: streamed, {kind}", _said(ours), hear, None))
     ended = sum(
         ends_right(
-            reply.samples,
-            len(natural[reply.asked.speaker, reply.text]) / SAMPLE_RATE,
-            ended=reply.ended,
+            reply.samples, len(natural[reply.asked.speaker, reply.text]) / SAMPLE_RATE, ended=reply.ended
         )
         for reply in streamed
     )

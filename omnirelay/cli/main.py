@@ -139,9 +139,7 @@ def _add_speech(parser: argparse.ArgumentParser, played: str) -> None:
     parser.add_argument("--seed", type=int, metavar="N", help="make the answer repeatable")
     parser.add_argument("--out", type=Path, metavar="FILE.wav", help="write the speech to this file")
     parser.add_argument(
-        "--play",
-        action=argparse.BooleanOptionalAction,
-        help=f"play the speech (default: {played})",
+        "--play", action=argparse.BooleanOptionalAction, help=f"play the speech (default: {played})"
     )
     parser.add_argument("--json", action="store_true", help="print one JSON object per line")
 

@@ -106,9 +106,7 @@ class OpenAnswer:
     """
 
     def __init__(
-        self,
-        request: GenerateRequest,
-        on_interrupted: "Callable[[OpenAnswer, OmniRelayError, float], None]",
+        self, request: GenerateRequest, on_interrupted: "Callable[[OpenAnswer, OmniRelayError, float], None]"
     ) -> None:
         self.upload = UploadProgress(0)
         self.interrupted_at: float | None = None
@@ -302,10 +300,7 @@ class OpenAnswer:
 
     def _done(self, event: events.DoneEvent, wall_s: float) -> TimedDoneEvent:
         return TimedDoneEvent(
-            **msgspec.structs.asdict(event),
-            ttft_s=self._first_text,
-            ttfa_s=self._first_audio,
-            wall_s=wall_s,
+            **msgspec.structs.asdict(event), ttft_s=self._first_text, ttfa_s=self._first_audio, wall_s=wall_s
         )
 
 

@@ -11,11 +11,7 @@ from pydantic import ValidationError
 from omnirelay.errors import ConfigError
 from omnirelay.protocol import tcp_address
 from ops.addresses import urls, variables
-from shared.config import (
-    Config,
-    GatewayAddresses,
-    ProcessPlace,
-)
+from shared.config import Config, GatewayAddresses, ProcessPlace
 from shared.config.values import is_local
 from shared.messages import ROLES, Role, StageName
 from shared.sharing import parallel

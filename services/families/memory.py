@@ -67,10 +67,7 @@ def read_model(directory: Path, stages: Sequence[StageName] = STAGES) -> Model:
         raise CheckpointError(f"there are no weights of {', '.join(absent)}{alone}")
     family.check_files(directory)
     return Model(
-        dtype_of(config),
-        Weights(found.nbytes, elements, packed),
-        family.paged(config),
-        family.synthesis,
+        dtype_of(config), Weights(found.nbytes, elements, packed), family.paged(config), family.synthesis
     )
 
 

@@ -44,11 +44,7 @@ from shared.playback import PlaybackClock
 from shared.stage.resume import check_resumed
 from shared.stage.service import Failures
 from shared.transport.routing import Outlet
-from shared.vllm.sampling.generation import (
-    begin_of_decoding,
-    finish_reason,
-    sampling_params,
-)
+from shared.vllm.sampling.generation import begin_of_decoding, finish_reason, sampling_params
 from shared.vllm.tensors import DTYPE_NAMES, unpack_positions
 
 

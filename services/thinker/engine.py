@@ -202,10 +202,7 @@ def _follow_schema(engine: LLMEngine, end_tokens: list[int], prompt: TokensInput
     wake_fd = os.eventfd(0, os.EFD_CLOEXEC)
     grammars = Grammars(engine, end_tokens, wake_fd)
     request = ThinkRequest(
-        request_id="warm-up grammar",
-        prompt_token_ids=prompt["prompt_token_ids"],
-        sampling=_FOLLOWING,
-        seed=0,
+        request_id="warm-up grammar", prompt_token_ids=prompt["prompt_token_ids"], sampling=_FOLLOWING, seed=0
     )
     try:
         grammars.submit(request)

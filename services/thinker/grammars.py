@@ -10,10 +10,7 @@ import xgrammar
 from cachetools import LRUCache
 from vllm.sampling_params import StructuredOutputsParams
 from vllm.v1.engine.llm_engine import LLMEngine
-from vllm.v1.structured_output.backend_xgrammar import (
-    XgrammarGrammar,
-    has_xgrammar_unsupported_json_features,
-)
+from vllm.v1.structured_output.backend_xgrammar import XgrammarGrammar, has_xgrammar_unsupported_json_features
 from vllm.v1.structured_output.request import StructuredOutputRequest
 
 from omnirelay.errors import BusyError, InvalidRequestError, MessageError, StageFailedError

@@ -99,11 +99,7 @@ class TextSender:
                 "Tokens of the prompts whose answers began.",
                 tokens,
             ),
-            (
-                "omnirelay_prefix_cache_hit_tokens_total",
-                "Prompt tokens found in the prefix cache.",
-                cached,
-            ),
+            ("omnirelay_prefix_cache_hit_tokens_total", "Prompt tokens found in the prefix cache.", cached),
             (
                 "omnirelay_early_prompt_tokens_total",
                 "Prompt tokens computed before their requests came.",

@@ -17,12 +17,7 @@ from vllm.v1.engine.llm_engine import LLMEngine
 from omnirelay.errors import OmniRelayError
 from services.token2wav.chunks import CHUNK_KEY, StreamState, SynthesisChunk
 from services.token2wav.family import SynthesisFamily
-from services.token2wav.scheduler import (
-    PLAYBACK_MARGIN_KEY,
-    RECORDS_KEY,
-    SYNTHESIS_KEY,
-    SynthesisScheduler,
-)
+from services.token2wav.scheduler import PLAYBACK_MARGIN_KEY, RECORDS_KEY, SYNTHESIS_KEY, SynthesisScheduler
 from shared.config import EngineConfig, SynthesisConfig, Token2WavConfig
 from shared.engine_defaults import batch_size
 from shared.vllm.first_steps import first_steps

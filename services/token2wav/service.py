@@ -211,9 +211,7 @@ class Token2WavService(StageService[Token2WavInput]):
             [(labels, scheduler.solver_steps)],
         )
         yield counter(
-            "omnirelay_synthesis_chunks_total",
-            "Chunks converted to audio.",
-            [(labels, self._chunks)],
+            "omnirelay_synthesis_chunks_total", "Chunks converted to audio.", [(labels, self._chunks)]
         )
         yield counter(
             "omnirelay_synthesis_audio_seconds_total",

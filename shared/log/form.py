@@ -38,8 +38,7 @@ class TextFormatter(logging.Formatter):
         return datetime.fromtimestamp(record.created).astimezone().isoformat(timespec="milliseconds")
 
     def formatException(  # noqa: N802  logging's name
-        self,
-        ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None],
+        self, ei: tuple[type[BaseException], BaseException, TracebackType | None] | tuple[None, None, None]
     ) -> str:
         """See :meth:`logging.Formatter.formatException`."""
         if not self._quiet or ei[1] is None:

@@ -51,14 +51,7 @@ from shared.messages.control import (
     control_identity,
     gateway_of,
 )
-from shared.messages.events import (
-    AudioChunk,
-    CodecDelta,
-    PromptUsage,
-    RequestFailed,
-    StageEvent,
-    TextDelta,
-)
+from shared.messages.events import AudioChunk, CodecDelta, PromptUsage, RequestFailed, StageEvent, TextDelta
 from shared.messages.request import (
     MAX_MEDIA_ITEMS,
     MEDIA_KINDS,

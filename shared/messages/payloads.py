@@ -67,8 +67,7 @@ def check_tensor(field: str, shape: tuple[int, ...], dtype: str, data: Blob) -> 
     expected = math.prod(shape) * ITEM_SIZE[dtype]
     if expected != data.nbytes:
         raise PayloadError(
-            f"{field}.data",
-            f"holds {data.nbytes} bytes, but shape {list(shape)} of {dtype} needs {expected}",
+            f"{field}.data", f"holds {data.nbytes} bytes, but shape {list(shape)} of {dtype} needs {expected}"
         )
 
 

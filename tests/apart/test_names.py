@@ -34,9 +34,7 @@ class Named(Processes):
             keys = ("listen", "http", "monitor")
             self._clients[gateway] = dict(zip(keys, free_addresses(len(keys)), strict=True))
         config = make_config(
-            model,
-            gateway={**self._met(NAME), "drain_s": 60.0},
-            security={"internal_network": True},
+            model, gateway={**self._met(NAME), "drain_s": 60.0}, security={"internal_network": True}
         )
         super().__init__(config, directory)
         self._names = directory / "hosts"

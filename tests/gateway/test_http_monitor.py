@@ -20,12 +20,7 @@ from gateway.requests.lifecycle import Lifecycle, RequestState, StateCounts
 from gateway.requests.metrics import GatewayMetrics, RequestMeter
 from omnirelay import Client
 from omnirelay.cli.status import describe
-from omnirelay.errors import (
-    ConfigError,
-    InvalidRequestError,
-    PoisonRequestError,
-    StageUnavailableError,
-)
+from omnirelay.errors import ConfigError, InvalidRequestError, PoisonRequestError, StageUnavailableError
 from omnirelay.version import version
 from ops.doctor import machine, network
 from shared.checkpoints import served_name

@@ -18,10 +18,7 @@ from gateway.http.realtime.response import Response
 from gateway.http.realtime.settings import MAX_TOOLS_BYTES, NEUTRAL, Settings, Unavailable, refuse
 from gateway.http.realtime.transcription import TranscriptionRules
 from omnirelay.content import ChatMessage, TextPart
-from omnirelay.errors import (
-    InvalidRequestError,
-    UnsupportedError,
-)
+from omnirelay.errors import InvalidRequestError, UnsupportedError
 from tests.gateway.http_bench import HttpBench, speaking
 from tests.gateway.realtime import CHUNKS, add, ask, begin, error_of, of_type, retrieve, take, update
 from tests.gateway.test_http_tools import WEATHER

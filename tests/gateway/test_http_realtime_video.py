@@ -162,9 +162,7 @@ async def test_a_recording_that_is_cleared_in_a_pause_is_let_go(web: HttpBench) 
     await idle(web)
 
 
-async def test_a_video_is_computed_while_it_goes_on_and_before_the_next_request(
-    configure: Configure,
-) -> None:
+async def test_a_video_is_computed_while_it_goes_on_and_before_the_next_request(configure: Configure) -> None:
     async with bench_of(configure) as b, talking(b) as c:
         await look(c, SEEN[0])
         await recite(c, 0, 3)

@@ -187,10 +187,7 @@ def test_the_first_piece_of_a_trimmed_stream_is_shorter() -> None:
 
     def claim(chunks: list[int], ids: int = 6) -> None:
         partial = PartialAnswer(
-            request_id="earlier",
-            codec_token_ids=[1] * ids,
-            codec_finish_reason="stop",
-            chunk_samples=chunks,
+            request_id="earlier", codec_token_ids=[1] * ids, codec_finish_reason="stop", chunk_samples=chunks
         )
         check_partial(partial, think, codec, vocabulary=16, placeholders=())
         record = RequestRecord(think, Lifecycle(StateCounts()), partial, codec)

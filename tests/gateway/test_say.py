@@ -34,14 +34,7 @@ from shared.families import SPEECH_SYSTEM_PROMPT
 from shared.messages import ThinkRequest
 from tests.gateway.bench import Bench, Configure, Output, Patch, bench, fails
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import (
-    MODEL,
-    HttpBench,
-    events_in,
-    http_bench,
-    http_gateway,
-    speak,
-)
+from tests.gateway.http_bench import MODEL, HttpBench, events_in, http_bench, http_gateway, speak
 from tests.gateway.realtime import add, ask
 from tests.gateway.scripted import CHUNKS, CODES, Script
 from tests.support.terminal import piped, terminal

@@ -23,13 +23,7 @@ from gateway.http.realtime.turn_detection import (
 )
 from gateway.http.voice import smart_turn
 from gateway.http.voice.resampling import Floats
-from gateway.http.voice.smart_turn import (
-    MAX_WAITING,
-    SAMPLES,
-    EndDetector,
-    installed_weights,
-    log_mel,
-)
+from gateway.http.voice.smart_turn import MAX_WAITING, SAMPLES, EndDetector, installed_weights, log_mel
 from gateway.http.voice.vad import RATE, WINDOW_BYTES
 from omnirelay.errors import ConfigError, MissingPackageError
 from shared.config import Config, MediaConfig

@@ -13,14 +13,7 @@ import pytest
 import zmq
 
 from omnirelay.errors import ConfigError
-from shared.messages import (
-    MAX_REPLICAS,
-    STAGES,
-    Abort,
-    AudioChunk,
-    Role,
-    ThinkerInput,
-)
+from shared.messages import MAX_REPLICAS, STAGES, Abort, AudioChunk, Role, ThinkerInput
 from shared.messages.payloads import Blob
 from shared.transport.control import MAX_CONTROL_BYTES, ControlClient
 from shared.transport.curve import WELCOME, PeerMetrics

@@ -226,11 +226,7 @@ def spoken(seed: int, sizes: Sequence[int] = (), speaker: str = "Ethan") -> Spee
 
 
 def stream_of(
-    engine: SynthesisEngine,
-    codes: Sequence[int],
-    seed: int,
-    sizes: Sequence[int] = (),
-    max_blocks: int = 8,
+    engine: SynthesisEngine, codes: Sequence[int], seed: int, sizes: Sequence[int] = (), max_blocks: int = 8
 ) -> AudioStream:
     """A stream whose ids are all there."""
     config = SynthesisConfig(max_chunk_blocks=max_blocks)

@@ -86,10 +86,7 @@ class Completion:
         self._audio = (
             # The base64 of a resumable answer is whole in each chunk.
             EncodedAudio(
-                self._context.audio,
-                options.audio,
-                streamed=options.events,
-                base64=not options.resumable,
+                self._context.audio, options.audio, streamed=options.events, base64=not options.resumable
             )
             if options.audio
             else None
@@ -268,9 +265,7 @@ def stream_of(context: HttpContext, answers: Sequence[HttpAnswer], streams: Sequ
 
 
 async def whole_of(
-    request: Request,
-    answers: Sequence[HttpAnswer],
-    wholes: Sequence[Coroutine[Any, Any, dict[str, Any]]],
+    request: Request, answers: Sequence[HttpAnswer], wholes: Sequence[Coroutine[Any, Any, dict[str, Any]]]
 ) -> Response:
     """Wait for all choices, and build the response of them; ClientGoneError if the client disconnects."""
     async with reading(request.receive, *answers):

@@ -212,8 +212,7 @@ def _part(part: dict[str, Any], strings: LongStrings, where: str) -> ContentPart
         case _SoundPart(input_audio=sound):
             if sound.format in {"pcm", "pcm16"}:
                 raise UnsupportedError(
-                    f"{where}: raw samples are not supported: send a wav file",
-                    f"{where}.input_audio.format",
+                    f"{where}: raw samples are not supported: send a wav file", f"{where}.input_audio.format"
                 )
             # The declared format is not needed: the decoder detects it.
             return strings.media(AudioPart, sound.data, f"{where}.input_audio.data")

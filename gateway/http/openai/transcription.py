@@ -153,10 +153,7 @@ class TranscriptionApi(Api):
     async def _answer(self, request: Request, prompt: str) -> Response:
         context = self._context
         read = partial(
-            read_transcription,
-            request.headers.get("content-type", ""),
-            context.max_item_bytes,
-            prompt=prompt,
+            read_transcription, request.headers.get("content-type", ""), context.max_item_bytes, prompt=prompt
         )
         options, [answer] = await begin(context, request, read, NAMES)
         if options.events:

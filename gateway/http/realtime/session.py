@@ -17,23 +17,10 @@ from gateway.http.realtime.audio import HEADER_BYTES, Playback, milliseconds
 from gateway.http.realtime.conversation import EarlyPrompt, RealtimeConversation
 from gateway.http.realtime.events import Transport
 from gateway.http.realtime.input_buffers import InputAudio, InputVideo
-from gateway.http.realtime.items import (
-    Item,
-    Recorded,
-    new_item_id,
-    new_session_id,
-    read_item,
-    sound_item,
-)
+from gateway.http.realtime.items import Item, Recorded, new_item_id, new_session_id, read_item, sound_item
 from gateway.http.realtime.response import CancelReason, Response
 from gateway.http.realtime.responses import IdleTimer, Responses
-from gateway.http.realtime.settings import (
-    Settings,
-    changed_settings,
-    refuse,
-    shown_warnings,
-    split,
-)
+from gateway.http.realtime.settings import Settings, changed_settings, refuse, shown_warnings, split
 from gateway.http.realtime.transcription import Transcriber, TranscriptionRules, transcription_of
 from gateway.http.realtime.turn_detection import SemanticVad, Turn, TurnListener, VoicePool
 from omnirelay.content import AudioPart, ChatMessage, ContentPart

@@ -175,10 +175,7 @@ class LiveSession:
         return True
 
     async def serve(
-        self,
-        socket: WebSocket,
-        taken: asyncio.Event,
-        not_resumed: SessionNotResumedError | None,
+        self, socket: WebSocket, taken: asyncio.Event, not_resumed: SessionNotResumedError | None
     ) -> bool:
         """Serve an accepted connection; true if it was lost, false if the session is over.
 
@@ -247,10 +244,7 @@ class LiveSession:
             await self.session.tell(not_resumed, None)
 
     async def _read(
-        self,
-        socket: WebSocket,
-        taken: asyncio.Event,
-        begins: Callable[[], Awaitable[None]] | None,
+        self, socket: WebSocket, taken: asyncio.Event, begins: Callable[[], Awaitable[None]] | None
     ) -> bool:
         """Process what the client sends; true if the connection was lost."""
         if begins is not None:

@@ -20,12 +20,7 @@ UNKNOWN = "i do not know"
 UNHEARD = "i do not hear you"
 _QUESTION_WORDS = "what is how many do you see where colour shape say said count to and it the are there"
 
-GREETINGS = {
-    "hello": "hello",
-    "hi": "hello",
-    "good morning": "good morning",
-    "good evening": "good evening",
-}
+GREETINGS = {"hello": "hello", "hi": "hello", "good morning": "good morning", "good evening": "good evening"}
 # What may follow a greeting, or stand alone.
 SMALL_TALK = {
     "how are you": "i am good thank you",

@@ -88,11 +88,7 @@ class _CodedSpeech:
 
 
 def train(
-    corpus: SpeechCorpus,
-    codes: npt.NDArray[np.int64],
-    directory: Path,
-    stop: Stop,
-    recipe: Recipe = RECIPE,
+    corpus: SpeechCorpus, codes: npt.NDArray[np.int64], directory: Path, stop: Stop, recipe: Recipe = RECIPE
 ) -> Training:
     """Train the DiT, resuming the state in ``directory``."""
     place = device()

@@ -28,15 +28,7 @@ from labs.training.data.hearing import Hearing
 from labs.training.parts import thinker, vocabulary
 from labs.training.parts.alignment import said_tokens
 from labs.training.parts.batches import Batch
-from labs.training.parts.loop import (
-    Losses,
-    Recipe,
-    Step,
-    Stop,
-    Training,
-    device,
-    in_16_bits,
-)
+from labs.training.parts.loop import Losses, Recipe, Step, Stop, Training, device, in_16_bits
 from labs.training.parts.origin import WEIGHTS, copy_origin, origin_of
 
 NAME = "talker"
@@ -279,12 +271,7 @@ def _states(
     mask = pad_sequence([torch.ones_like(example.codes) for example in examples], batch_first=True)
     heard = inputs.get("feature_attention_mask")
     positions, _ = talker.get_rope_index(
-        ids,
-        inputs.get("image_grid_thw"),
-        None,
-        mask,
-        False,
-        None if heard is None else heard.sum(-1),
+        ids, inputs.get("image_grid_thw"), None, mask, False, None if heard is None else heard.sum(-1)
     )
     embedded = talker.model.embed_tokens(codes.clamp(min=0)) * (codes >= 0)[..., None]
     states = talker.model(

@@ -18,11 +18,7 @@ import numpy as np
 import torch
 from PIL import Image
 from vllm.inputs import MultiModalInput, mm_input
-from vllm.multimodal.inputs import (
-    MultiModalKwargsItem,
-    MultiModalKwargsItems,
-    PlaceholderRange,
-)
+from vllm.multimodal.inputs import MultiModalKwargsItem, MultiModalKwargsItems, PlaceholderRange
 from vllm.multimodal.processing import ProcessorInputs
 from vllm.multimodal.processing.context import TimingContext
 from vllm.v1.engine.llm_engine import LLMEngine

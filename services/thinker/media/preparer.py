@@ -14,11 +14,7 @@ from prometheus_client import Counter, Histogram
 from prometheus_client.core import Metric
 from vllm.inputs import MultiModalInput
 
-from omnirelay.errors import (
-    BusyError,
-    MediaError,
-    PromptTooLongError,
-)
+from omnirelay.errors import BusyError, MediaError, PromptTooLongError
 from services.thinker.background import Background
 from services.thinker.media.decoded import DecodeLimits
 from services.thinker.media.decoder import MediaDecoder

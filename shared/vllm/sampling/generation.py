@@ -12,11 +12,7 @@ from vllm.sampling_params import RequestOutputKind
 from vllm.v1.engine.llm_engine import LLMEngine
 
 from omnirelay.errors import InvalidRequestError, PromptTooLongError, StageFailedError
-from shared.messages import (
-    FinishReason,
-    Sampling,
-    StageName,
-)
+from shared.messages import FinishReason, Sampling, StageName
 from shared.tracing.stage import StageTraces
 from shared.vllm.sampling.drawing import draw_here
 from shared.vllm.sampling.repetition import penalize_here

@@ -92,10 +92,7 @@ async def converse(bot: Pipeline, enough: Callable[[Watch], bool]) -> Watch:
 
 async def main() -> None:
     told = {}
-    for name, bot, enough in (
-        ("bot", pipeline([], []), answered),
-        ("streamed", streamed(), transcribed),
-    ):
+    for name, bot, enough in (("bot", pipeline([], []), answered), ("streamed", streamed(), transcribed)):
         watch = await converse(bot, enough)
         told[name] = {
             "heard": watch.heard,

@@ -21,15 +21,7 @@ from omnirelay.values import TraceParent
 from services.thinker.media.decoded import DecodedAudio, DecodeLimits
 from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.formats import Format, check_format, tags_length
-from services.thinker.media.pipe import (
-    ANSWERS,
-    JOBS,
-    LIMITS,
-    STARTS,
-    DecodeJob,
-    Done,
-    Pipe,
-)
+from services.thinker.media.pipe import ANSWERS, JOBS, LIMITS, STARTS, DecodeJob, Done, Pipe
 from shared.messages import MEDIA_KINDS, ROLES, MediaKind, Role
 from shared.tracing.otel import Tracer
 from shared.transport.curve import WELCOME, ConnectionGuard
