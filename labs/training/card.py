@@ -56,6 +56,7 @@ conditioning rows. Seeds are fixed; about ten core-hours on a CPU.
 
 def model_card(state: Path) -> str:
     """Return the card, with the figures that the evaluation left in ``state``."""
+    notes = state / NOTES_FILE
     return _CARD.format(
         words=len(world.vocabulary()),
         vocabulary=" ".join(world.vocabulary()),
@@ -63,12 +64,8 @@ def model_card(state: Path) -> str:
         voices=", ".join(VOICES),
         unheard=", ".join(f"{voice.name} ({voice.program})" for voice in UNHEARD),
         figures=_table(state / FIGURES_FILE),
-        notes=_notes(state / NOTES_FILE),
+        notes=f"\n{notes.read_text(encoding='utf-8').strip()}\n" if notes.is_file() else "",
     )
-
-
-def _notes(path: Path) -> str:
-    return f"\n{path.read_text(encoding='utf-8').strip()}\n" if path.is_file() else ""
 
 
 def _table(path: Path) -> str:

@@ -61,6 +61,7 @@ def typed_questions(count: int) -> dict[str, list[Question]]:
     generator = random.Random(_SEED)
     facts = [fact for fact in world.FACTS if fact.is_held_out]
     easy = [fact for fact in facts if world.is_easy(fact)]
+    small_sums = [fact for fact in facts if 2 <= fact.left <= 20]
     talk = [Turn(*exchange) for exchange in talk_exchanges(held_out=True)]
     return {
         "text, unseen calculations up to twenty": [
@@ -68,7 +69,7 @@ def typed_questions(count: int) -> dict[str, list[Question]]:
         ],
         "text, unseen calculations": [_alone(_asking(fact)) for fact in generator.sample(facts, count)],
         "text, unseen calculations that go on": [
-            _going_on(fact, generator) for fact in generator.sample(_reachable(facts), count)
+            _going_on(fact, generator) for fact in generator.sample(small_sums, count)
         ],
         "text, unseen small talk": [_alone(turn) for turn in talk[:count]],
     }
@@ -168,11 +169,6 @@ def _asking(fact: world.Fact, *, spoken: bool = False) -> Turn:
 
 def _alone(turn: Turn, voice: SynthesizerVoice | None = None) -> Question:
     return Question(Dialogue((turn,)), voice)
-
-
-def _reachable(facts: list[world.Fact]) -> list[world.Fact]:
-    """Return the facts whose left number is a small sum."""
-    return [fact for fact in facts if 2 <= fact.left <= 20]
 
 
 def _going_on(fact: world.Fact, generator: random.Random) -> Question:

@@ -35,7 +35,9 @@ class Recognizer:
         try:
             import pocketsphinx  # noqa: PLC0415  (an extra)
         except ImportError as error:
-            raise CheckpointError("pocketsphinx is missing: pip install 'omnirelay[training]'") from error
+            raise CheckpointError(
+                "pocketsphinx is missing: pip install 'omnirelay-server[training]'"
+            ) from error
         models = Path(pocketsphinx.get_model_path("en-us"))
         with tempfile.TemporaryDirectory(prefix="omnirelay-recognizer-") as directory:
             dictionary, grammar = Path(directory) / "words.dict", Path(directory) / "bigram.arpa"

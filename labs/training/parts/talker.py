@@ -240,7 +240,8 @@ def _lay_out(
     # The reply's last token ends it and is not spoken.
     later = [*rows[prompt + 1 : prompt + reply - 1], end]
     later = [*later, *[pad] * (len(codes) - len(later))][: len(codes)]
-    heard = torch.where(torch.rand(len(codes), device=place) < replaced, _any_codes(codes), codes)
+    other = torch.randint_like(codes, 1, SPEAKING.dit["num_embeds"])
+    heard = torch.where(torch.rand(len(codes), device=place) < replaced, other, codes)
     positions = prompt + 2 + len(codes)
     ids_of_codes = torch.full((len(codes),), mark_ids()[-2], device=place)
     inputs, targets = torch.full((2, positions), -1, device=place)
@@ -254,10 +255,6 @@ def _lay_out(
         ),
         targets=targets,
     )
-
-
-def _any_codes(codes: torch.Tensor) -> torch.Tensor:
-    return torch.randint_like(codes, 1, SPEAKING.dit["num_embeds"])
 
 
 def _states(

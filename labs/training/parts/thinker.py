@@ -201,10 +201,7 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
     examples = Examples(processor, hearing)
     signs = [processor.tokenizer(f" {word}")["input_ids"][0] for word in ("is", "minus")]
 
-    def kind_at(step: int) -> str:
-        return kind_of(step) if origin is None else _TUNED_KINDS[step % len(_TUNED_KINDS)]
-
-    finds = origin is not None
+    kind_at = kind_of if origin is None else lambda step: _TUNED_KINDS[step % len(_TUNED_KINDS)]
     batches = training.drawn_ahead(lambda step: examples.draw(kind_at(step.number), step.seed))
 
     def losses_of(step: Step) -> Losses:
@@ -212,7 +209,7 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
         with in_16_bits(place), encoded(model) as outputs:
             if kind == "words":
                 model.get_audio_features(**batch.audio(place))
-                return {kind: words_loss(model, outputs["audio"], batch, finds=finds)}
+                return {kind: words_loss(model, outputs["audio"], batch, finds=origin is not None)}
             if kind == "things":
                 model.get_image_features(**batch.images(place))
                 return {kind: things_loss(model, outputs["image"], batch)}
@@ -220,7 +217,9 @@ def train(hearing: Hearing, directory: Path, stop: Stop, recipe: Recipe | None =
                 orders_losses(model, batch, *signs) if kind == "orders" else {kind: reply_loss(model, batch)}
             )
         if kind == "audio":
-            losses["words"] = _ALIGNMENT_WEIGHT * words_loss(model, outputs["audio"], batch, finds=finds)
+            losses["words"] = _ALIGNMENT_WEIGHT * words_loss(
+                model, outputs["audio"], batch, finds=origin is not None
+            )
         if kind == "image":
             losses["things"] = _ALIGNMENT_WEIGHT * things_loss(model, outputs["image"], batch)
         return losses

@@ -28,13 +28,10 @@ _REPEATED = 40
 @functools.cache
 def tokenizer() -> Tokenizer:
     """Return the tokenizer of the checkpoint: every word of the world is one token, in any case."""
-    built = build_tokenizer(SPEAKING.vocabulary.trained, SPEAKING.vocabulary.ids.tokens(), _lines())
+    lines = [*training_lines(), *(line for line in _world_lines() for _ in range(_REPEATED))]
+    built = build_tokenizer(SPEAKING.vocabulary.trained, SPEAKING.vocabulary.ids.tokens(), lines)
     built.normalizer = normalizers.Sequence([built.normalizer, normalizers.Lowercase()])
     return built
-
-
-def _lines() -> list[str]:
-    return [*training_lines(), *(line for line in _world_lines() for _ in range(_REPEATED))]
 
 
 def _world_lines() -> list[str]:
