@@ -56,7 +56,9 @@ class ResponseWriter:
         yield self._event(f"response.{status}", response=self._response(status, done))
 
     def cancelled(self) -> dict[str, Any]:
-        """Return the last event of an answer that was cancelled."""
+        """Return the last event of an answer that was cancelled, with the text so far."""
+        if self._said is not None:
+            self._output.append(self._message("incomplete", [_text_part("".join(self._said))]))
         response = self._response("incomplete", None) | {"status": "cancelled", "incomplete_details": None}
         return self._event("response.incomplete", response=response)
 
