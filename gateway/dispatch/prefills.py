@@ -126,7 +126,8 @@ class Prefills:
             opened.done.set_result(outcome)
 
     def _spend(self, client: str, tokens: int) -> None:
-        self._spent[client] = self._spent.get(client, 0) + tokens
+        # An estimate may be returned that a request has forgiven meanwhile.
+        self._spent[client] = max(0, self._spent.get(client, 0) + tokens)
         self._spent.move_to_end(client)
         if len(self._spent) > MAX_CLIENTS:
             self._spent.popitem(last=False)

@@ -187,7 +187,14 @@ async def test_what_a_client_has_computed_between_two_requests_is_bounded(config
             await add(c)
             await ask(c)
         await recite(c, 7, 9)
-        await b.stages.prefill(4)
+        begun = await b.stages.prefill(4)
+        # Nor is it more for a client that makes a request meanwhile.
+        async with talking(b) as other, speaking(b, ANSWER, CHUNKS):
+            await add(other)
+            await ask(other)
+        await b.stages.prefilled(begun.request_id, 90, cached=90)
+        await ended(b)
+        assert b.process.gateway.prefills._spent == {"address 127.0.0.1": 0}
 
 
 async def test_a_beginning_that_failed_is_not_repeated_in_its_session(configure: Configure) -> None:

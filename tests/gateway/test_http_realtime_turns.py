@@ -253,7 +253,7 @@ async def test_silence_is_not_answered_where_an_answer_ended_while_the_user_spok
     web: HttpBench, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr("gateway.http.realtime.session.IDLE_UNIT_S", 0.0001)
-    turns = {"idle_timeout_ms": 5000, "interrupt_response": False}
+    turns: Any = {"idle_timeout_ms": 5000, "interrupt_response": False}
     async with listening(web, **turns, create_response=False) as c, listening(web, **turns) as other:
         request = await begin(web, c)
         await append(c, spoken(0))

@@ -83,7 +83,9 @@ def reverberant(samples: Samples, random: np.random.Generator) -> Samples:
     return np.asarray(wet[: samples.size], np.float32)
 
 
-def hear(seed: int, echo_db: float, user_db: float | None = None, hard: bool = False) -> Heard:
+def hear(
+    seed: int, echo_db: float, user_db: float | None = None, hard: bool = False, mute_s: float = 0.0
+) -> Heard:
     """What a session hears whose client plays an answer, up to 0.5 s late, with an echo and perhaps a user.
 
     In half the scenes the answer's last piece comes up to 0.3 s late, and the client stops meanwhile.
@@ -91,6 +93,7 @@ def hear(seed: int, echo_db: float, user_db: float | None = None, hard: bool = F
     Args:
         user_db: Level of the user, relative to the answer.
         hard: Further voices, a loudspeaker that clips, and a microphone whose pieces come late.
+        mute_s: How long the client has sent nothing before, but for a first piece.
     """
     random = np.random.default_rng(seed)
     voices = ("slt" if seed % 2 else "", "rms" if seed % 3 else "") if hard else ("", "")
@@ -111,11 +114,11 @@ def hear(seed: int, echo_db: float, user_db: float | None = None, hard: bool = F
         heard[int(spoke * RATE) :][: user.size] += user
     data = (np.clip(heard, -1, 1) * 32767).astype("<i2").tobytes()
     jitter = random.uniform(0, 0.08 if hard else 0, len(data))
-    return Heard(spoke, asyncio.run(_listened(data, pieces, jitter)))
+    return Heard(spoke, asyncio.run(_listened(data, pieces, jitter, mute_s)))
 
 
 async def _listened(
-    data: bytes, pieces: list[tuple[float, Samples]], jitter: NDArray[np.float64]
+    data: bytes, pieces: list[tuple[float, Samples]], jitter: NDArray[np.float64], mute_s: float
 ) -> float | None:
     now, waiting = [0.0], list(pieces)
     audio = InputAudio(MediaConfig(), MemoryBudget(2**30, lambda: 0).of("a"))
@@ -127,16 +130,19 @@ async def _listened(
         playback = Playback()
         listener = TurnListener(ServerVad(), audio, VoicePool(), "a", lambda _: None, playback)
         size = int(2 * RATE * PIECE_S)
+        if mute_s:
+            await audio.append(bytes(size))
+            assert [turn async for turn in listener.turns()] == []
         for at in range(0, len(data), size):
-            now[0] = (at + size) / (2 * RATE) + jitter[at]
-            while waiting and waiting[0][0] <= now[0]:
+            now[0] = mute_s + (at + size) / (2 * RATE) + jitter[at]
+            while waiting and mute_s + waiting[0][0] <= now[0]:
                 playback.sent((waiting.pop(0)[1] * 32767).astype("<i2").tobytes())
             if not waiting:
                 playback.finish()
             await audio.append(data[at : at + size])
             async for turn in listener.turns():
                 if turn.change == "started":
-                    return now[0]
+                    return now[0] - mute_s
     return None
 
 
@@ -191,6 +197,12 @@ def test_a_user_who_begins_as_a_piece_comes_late_is_heard(seed: int, echo_db: fl
 @pytest.mark.parametrize(("seed", "echo_db"), [(1174, -12), (1184, -12), (47, -6)])
 def test_an_echo_that_moves_by_a_few_samples_is_no_turn(seed: int, echo_db: float) -> None:
     assert hear(seed, echo_db).began is None
+
+
+@pytest.mark.parametrize("mute_s", [0.7, 60.0])
+def test_an_echo_is_no_turn_of_a_client_that_sent_nothing_for_a_while(mute_s: float) -> None:
+    assert [seed for seed in range(4) if hear(seed, -12, mute_s=mute_s).began is not None] == []
+    assert hear(0, -12, -10, mute_s=mute_s).soon
 
 
 def main(scenes: int, first: int, levels: str, hard: bool) -> None:

@@ -238,6 +238,8 @@ LAST_S: Final = 2.0
 """A turn ends this long before the limit of the buffer."""
 _CATCHING_UP: Final = 0.1
 """Seconds, in a second, by which late audio is taken for what comes in time."""
+_LATE_S: Final = 0.5
+"""Audio that is later was not late on its way: the client had sent none for a while."""
 LEAST_KEPT_MS: Final = 100
 """Silence that stays in the buffer at least."""
 
@@ -284,8 +286,7 @@ class _Clock:
         """Audio up to a position, in seconds, has come."""
         now = time.monotonic()
         zero = now - end_s
-        if self._zero is not None:
-            # A client that sent none for a while is not late for ever.
+        if self._zero is not None and zero < self._zero + _LATE_S:
             zero = min(zero, self._zero + _CATCHING_UP * (now - self._seen))
         self._zero, self._seen = zero, now
 
