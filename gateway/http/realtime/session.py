@@ -154,8 +154,7 @@ class Session:
             case events.AppendAudio():
                 # A transport that plays records, too, and gives PCM.
                 name = "audio/pcm" if self._transport.plays else self._settings.input_format
-                speaks = self._listener is not None and self._listener.tracker.speaking
-                await self._audio.append(event.audio, name, rolling=not speaks)
+                await self._audio.append(event.audio, name)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
