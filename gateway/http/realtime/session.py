@@ -268,6 +268,7 @@ class Session:
         if listener is not None:
             async for turn in listener.turns():
                 self._heard = True
+                self._idle.spoken()
                 match turn.change:
                     case "started":
                         await self._turn_started(turn, listener.tracker.rules.interrupt_response)
@@ -288,7 +289,6 @@ class Session:
 
     async def _turn_started(self, turn: Turn, interrupts: bool) -> None:
         self._count("started")
-        self._idle.spoken()
         told = {"audio_start_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_started", told)
         if interrupts:
@@ -311,7 +311,6 @@ class Session:
 
     async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
         self._count("stopped")
-        self._idle.spoken()
         told = {"audio_end_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_stopped", told)
         self._early.stop()
