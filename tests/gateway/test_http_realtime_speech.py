@@ -3,7 +3,6 @@
 import asyncio
 import base64
 import itertools
-import math
 from typing import Any
 
 import numpy as np
@@ -234,15 +233,18 @@ def held(limit: int = 10**9) -> Hold:
 def test_what_is_appended_is_committed_or_refused(sizes: list[int], limit: int) -> None:
     room = held()
     audio = InputAudio(MediaConfig(max_audio_seconds=limit / BYTES_PER_S), room)
-    kept = b""
+    kept, most = b"", audio.limit
     for at, size in enumerate(sizes):
         piece = bytes([at + 1]) * size
         try:
             asyncio.run(audio.append(piece))
         except MediaTooLargeError:
-            assert len(kept) + size > math.floor(limit / BYTES_PER_S * BYTES_PER_S)
+            assert size > most
         else:
             kept += piece
+            # Half a sample stays.
+            assert min(len(kept), most - most // 16 - 2) <= audio.size <= most + 1
+            kept = kept[len(kept) - audio.size :]
         assert room.budget.total == len(kept)
     if not kept or len(kept) % 2:
         with pytest.raises(InvalidRequestError):

@@ -254,7 +254,8 @@ async def listened(
                 found.append(turn)
             if turn.change == "stopped":
                 wav, hold = audio.commit(turn.position)
-                assert len(wav) - 44 == hold.size == turn.position - found[-2].position
+                assert len(wav) - 44 == hold.size <= turn.position - found[-2].position
+                assert piece > 2**16 or hold.size == turn.position - found[-2].position
                 hold.release()
         most = max(most, audio.size)
         assert budget.total == audio.size
@@ -293,9 +294,12 @@ def test_silence_is_not_kept() -> None:
     assert most < 2 * RATE
 
 
-def test_a_turn_ends_before_the_buffer_is_full() -> None:
+@pytest.mark.parametrize("piece", [9600, 7 * RATE])
+def test_a_turn_ends_before_the_buffer_is_full(piece: int) -> None:
     sentence = said(SENTENCES[0], 0.1)[2 * RATE :]
-    found, most = asyncio.run(listened(sentence * 8, SemanticVad(eagerness="low"), 9600, seconds=6.0))
+    found, most = asyncio.run(listened(sentence * 8, SemanticVad(eagerness="low"), piece, seconds=6.0))
     assert [turn.change for turn in found[:3]] == ["started", "stopped", "started"]
-    assert found[1].ms - found[0].ms == pytest.approx(4000, abs=WINDOW_MS + 1)
+    # Long pieces push out the beginning.
+    longest = 4000 if piece == 9600 else 5000
+    assert found[1].ms - found[0].ms == pytest.approx(longest, abs=WINDOW_MS + 1)
     assert most <= 6 * 2 * RATE

@@ -40,7 +40,7 @@ class RealtimeConversation:
             MediaTooLargeError: The item alone exceeds the limits of a request.
             BusyError: Memory is short.
         """
-        if self.has(item.id):
+        if any(each.id == item.id for each in self._items):
             raise DuplicateItemError(
                 f"Error adding item: an item with id {item.id!r} already exists.", "item.id"
             )
@@ -95,10 +95,6 @@ class RealtimeConversation:
             InvalidRequestError: The id is unknown; of the type ``unknown``.
         """
         return self._items[self._index(item_id, unknown)]
-
-    def has(self, item_id: str) -> bool:
-        """Whether there is an item of this id."""
-        return any(item.id == item_id for item in self._items)
 
     def __contains__(self, item: Item) -> bool:
         return item in self._items

@@ -46,28 +46,24 @@ class InputAudio:
         self._hold = hold
         self._decoder = InputDecoder()
 
-    async def append(self, audio: bytes, name: Format = "audio/pcm", rolling: bool = False) -> None:
-        """Append audio of a format.
-
-        Args:
-            rolling: Forget the oldest audio where the limit would be exceeded.
+    async def append(self, audio: bytes, name: Format = "audio/pcm") -> None:
+        """Append audio of a format, and forget the oldest where the limit would be exceeded.
 
         Raises:
-            MediaTooLargeError: The limit is exceeded; the buffer is unchanged.
+            MediaTooLargeError: It alone exceeds the limit; the buffer is unchanged.
             BusyError: Memory is short.
         """
         size = decoded_size(audio, name)
-        excess = self.size + size - self.limit
-        if excess > 0 and rolling and size <= self.limit:
-            # Much at once, because the rest is copied.
-            dropped = max(excess, self.limit // OLDEST_PART)
-            self.drop(self.begin + min(dropped + dropped % 2, self.size // 2 * 2))
-        if self.size + size > self.limit:
+        if size > self.limit:
             raise MediaTooLargeError(
                 f"the input audio buffer is limited to {self.limit / BYTES_PER_S:.1f} s "
                 "(media.max_audio_seconds)",
                 "audio",
             )
+        if (excess := self.size + size - self.limit) > 0:
+            # Much at once, because the rest is copied; half a sample stays.
+            dropped = max(excess, self.limit // OLDEST_PART)
+            self.drop(self.begin + min(dropped + dropped % 2, self.size // 2 * 2))
         self._hold.grow(size)
         for samples in self._decoder.decode(audio, name):
             self._file += samples

@@ -141,8 +141,7 @@ class Session:
             case events.AppendAudio():
                 # A transport that plays records, too, and gives PCM.
                 name = "audio/pcm" if self._transport.plays else self._settings.input_format
-                speaks = self._listener is not None and self._listener.tracker.speaking
-                await self._audio.append(event.audio, name, rolling=not speaks)
+                await self._audio.append(event.audio, name)
                 await self._listen()
             case events.CommitAudio():
                 await self._commit()
@@ -256,6 +255,7 @@ class Session:
         if listener is not None:
             async for turn in listener.turns():
                 self._heard = True
+                self._idle.spoken()
                 match turn.change:
                     case "started":
                         await self._turn_started(turn, listener.tracker.rules.interrupt_response)
@@ -276,7 +276,6 @@ class Session:
 
     async def _turn_started(self, turn: Turn, interrupts: bool) -> None:
         self._count("started")
-        self._idle.spoken()
         told = {"audio_start_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_started", told)
         if interrupts:
@@ -299,7 +298,6 @@ class Session:
 
     async def _turn_stopped(self, turn: Turn, answers: bool) -> None:
         self._count("stopped")
-        self._idle.spoken()
         told = {"audio_end_ms": turn.ms, "item_id": turn.item_id}
         await self._send("input_audio_buffer.speech_stopped", told)
         self._early.stop()

@@ -336,7 +336,7 @@ class TurnListener:
         """Listen to all that was appended; when a turn has ended, the caller takes it from the buffer."""
         self._clock.arrived(self._audio.end / BYTES_PER_S)
         if self._read < self._audio.begin:
-            # A full buffer, from before turns were detected, has forgotten what was not heard.
+            # A full buffer has forgotten what was not heard, which came before turns were detected.
             self.reset()
         while True:
             while self._windows:
