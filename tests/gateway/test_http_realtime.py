@@ -13,11 +13,12 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection as Connec
 from websockets.exceptions import ConnectionClosed, ConnectionClosedOK
 
 from tests.gateway.bench import Configure, Log, Patch
-from tests.gateway.http_bench import MODEL, HttpBench, decoded, http_bench, http_gateway, speaking
+from tests.gateway.http_bench import MODEL, HttpBench, decoded, http_bench, http_gateway, speak, speaking
 from tests.gateway.realtime import (
     ANSWER,
     CHUNKS,
     HELLO,
+    PIECE,
     SAID,
     TONE,
     add,
@@ -295,6 +296,60 @@ FAULTS = {
     "no UTF-8": (HANDSHAKE, 101, masked(1, b"\xff")),
     "no frame": (HANDSHAKE, 101, masked(3, b"?")),
 }
+
+
+async def test_a_prompt_that_is_too_long_loses_its_oldest_items(web: HttpBench, c: Connection) -> None:
+    said = [await add(c) for _ in range(9)]
+    await c.response.create()
+    for attempt in range(2):
+        request = await web.stages.request(attempt)
+        await web.stages.fail(request.request_id, "thinker", "prompt_too_long", "9999 tokens")
+    await speak(web, await web.stages.request(2), ANSWER, CHUNKS)
+    events = await take(c, "response.done")
+    assert events[-1].response.status == "completed"
+    # A quarter, and one of the rest.
+    assert [each.item_id for each in events if each.type == "conversation.item.deleted"] == said[:3]
+    assert [each.type for each in events].count("response.output_item.added") == 1
+    prompts = [len(each.prompt_token_ids) for each in web.stages.requests]
+    assert prompts[0] - prompts[1] == 2 * (prompts[1] - prompts[2]) > 0
+    # A single one cannot be shorter, nor what is asked beside the conversation.
+    apart: Any = {"input": [HELLO]}
+    nothing: Any = None
+    for options in (apart, nothing):
+        if options is nothing:
+            for item_id in [*said[3:], events[-1].response.output[0].id]:
+                await c.conversation.item.delete(item_id=item_id)
+            await add(c)
+        await c.response.create(response=options)
+        request = await web.stages.request(len(web.stages.requests))
+        await web.stages.fail(request.request_id, "thinker", "prompt_too_long", "9999 tokens")
+        assert (await take(c, "response.done"))[-1].response.status_details.error.code == "prompt_too_long"
+
+
+async def test_media_that_cannot_be_read_make_one_answer_fail(web: HttpBench, c: Connection) -> None:
+    image = {"type": "input_image", "image_url": "data:image/png;base64,AAAA"}
+    text = {"type": "input_text", "text": "Look"}
+    for kept in (1, 0):
+        await add(c, {"type": "message", "role": "user", "content": [text, image]})
+        await c.response.create()
+        request = await web.stages.request(len(web.stages.requests))
+        assert len(request.media) == 2 - kept
+        if kept:
+            await speak(web, request, ANSWER, CHUNKS)
+        else:
+            await web.stages.fail(
+                request.request_id, "thinker", "media_invalid", "image 2: the file is damaged"
+            )
+        await take(c, "response.done")
+    async with speaking(web, ANSWER, CHUNKS):
+        await ask(c)
+    assert len(web.stages.requests[-1].media) == 1
+    # So does a tap of the microphone's button.
+    await append(c, bytes(PIECE // 2))
+    await c.input_audio_buffer.commit()
+    error = (await take(c, "error"))[-1].error
+    assert error.code == "input_audio_buffer_commit_empty"
+    await commit(c, bytes(PIECE // 2))
 
 
 async def test_faults_of_clients(web: HttpBench, caplog: Log) -> None:

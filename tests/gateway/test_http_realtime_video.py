@@ -193,8 +193,8 @@ async def test_transcripts_are_of_what_was_heard(web: HttpBench, c: Connection) 
     ("code", "response", "left"),
     [
         ("media_invalid", {}, "audio"),
-        ("prompt_too_long", {}, "audio"),
         # They were not in the prompt.
+        ("media_invalid", {"conversation": "none", "input": [HELLO]}, "video"),
         ("prompt_too_long", {"conversation": "none", "input": [HELLO]}, "video"),
     ],
 )
@@ -396,7 +396,7 @@ def test_the_sound_of_a_video_is_in_memory_twice_and_in_a_request_once(budget: M
     conversation.add(item)
     assert conversation.make_room() == []
     assert budget.total == item.weight + len(sound)
-    conversation.forget_videos()
+    item.forget_media()
     assert budget.total == item.weight < len(sound) + 100
 
 

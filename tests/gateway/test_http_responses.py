@@ -74,7 +74,7 @@ async def test_a_response_repeats_what_was_asked(web: HttpBench, answers: None) 
         "tools": [FLAT],
     }
     async with web.ai.responses.stream(model=MODEL, input="Why?", **asked) as stream:
-        events = [event async for event in stream]
+        events: list[Any] = [event async for event in stream]
     for event in (events[0], events[-1]):
         assert event.response.to_dict().items() >= asked.items()
 

@@ -74,11 +74,27 @@ class RealtimeConversation:
             deleted[-1].release()
         return deleted
 
-    def forget_videos(self) -> None:
-        """Keep of all videos their sound only."""
-        for item in self._items:
-            if item.video_tokens:
-                item.forget_video()
+    def shorten(self) -> list[Item] | None:
+        """Delete the oldest quarter of the items, or forget the video of the only one.
+
+        Returns:
+            Those deleted; None if nothing can go.
+        """
+        asked = self.asked()
+        if len(asked) > 1:
+            end = self._items.index(asked[max(1, len(asked) // 4)])
+            deleted, self._items = self._items[:end], self._items[end:]
+            for item in deleted:
+                item.release()
+            return deleted
+        if not (asked and asked[0].video_tokens):
+            return None
+        asked[0].forget_video()
+        return []
+
+    def asked(self) -> list[Item]:
+        """Return the items that are in a prompt."""
+        return [item for item in self._items if item.parts]
 
     def remove(self, item_id: str) -> None:
         """Delete an item.

@@ -131,6 +131,7 @@ class Item:
         recording: What remains of the parts if they have a video and it is forgotten; or what is transcribed
             though it is not kept.
         video_tokens: An upper estimate of those of its video's pictures.
+        answered: It was in the prompt of an answer, so that its media can be read.
     """
 
     role: Role
@@ -143,6 +144,7 @@ class Item:
     hold: Hold | None = None
     recording: Sequence[ContentPart] = ()
     video_tokens: int = 0
+    answered: bool = False
 
     @property
     def weight(self) -> int:
@@ -177,6 +179,14 @@ class Item:
         """Keep what was heard of what was seen and heard."""
         self.parts, self.recording, self.video_tokens = self.recording, (), 0
         self.shrink_hold()
+
+    def forget_media(self) -> None:
+        """Keep the texts, and of a video the sound."""
+        if self.video_tokens:
+            self.forget_video()
+        else:
+            self.parts = [part for part in self.parts if isinstance(part, TextPart)]
+            self.shrink_hold()
 
     def release(self) -> None:
         """Release its memory: of what waits for its transcript, too."""

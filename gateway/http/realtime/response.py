@@ -3,7 +3,7 @@
 import asyncio
 import logging
 import secrets
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, Final, Literal
@@ -21,8 +21,8 @@ from gateway.http.realtime.events import Transport
 from gateway.http.realtime.items import FunctionCall, Item, Status, function_item
 from gateway.http.realtime.settings import Settings
 from gateway.requests.lifecycle import RequestState
-from omnirelay.content import ChatMessage, TextPart, media_of
-from omnirelay.errors import OmniRelayError
+from omnirelay.content import ChatMessage, TextPart
+from omnirelay.errors import OmniRelayError, PromptTooLongError
 from omnirelay.events import AudioEvent, DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest, SamplingOverrides
 from omnirelay.tools import Call
@@ -46,7 +46,8 @@ class Response:
     """A response to messages; its answer is added to the conversation, if one is given.
 
     Attributes:
-        sees: There is a video in the messages.
+        asked: The items of the conversation in the prompt; none if it has messages of its own.
+        shorten: Shortens the conversation, and returns its messages; None if it cannot be shorter.
         _early: Has had the beginning of the prompt computed.
         _playback: That of the session.
         begun: :meth:`begin` has begun it.
@@ -68,6 +69,8 @@ class Response:
     id: str = field(default_factory=lambda: f"resp_{secrets.token_hex(10)}")
     error: OmniRelayError | None = None
     begun: bool = False
+    asked: Sequence[Item] = ()
+    shorten: Callable[[], Awaitable[Sequence[ChatMessage] | None]] | None = None
     _silent: bool = False
     _output: list[Item] = field(default_factory=list)
     _delay_ms: int = 0
@@ -82,7 +85,6 @@ class Response:
     def __post_init__(self) -> None:
         self._send = self._transport.send
         self._calls = self._settings.call_parser()
-        self.sees = any(part.kind == "video" for _, part in media_of(self._messages))
         self._item = Item("assistant", [], [], status="in_progress")
         # A transport that plays takes PCM.
         law = None if self._transport.plays else LAWS.get(self._settings.output_format)
@@ -166,6 +168,16 @@ class Response:
             self._context.told(self.error)
 
     async def _generate(self) -> None:
+        while True:
+            try:
+                return await self._attempt()
+            except PromptTooLongError:
+                messages = None if self.shorten is None else await self.shorten()
+                if messages is None:
+                    raise
+                self._messages, self._ahead = messages, None
+
+    async def _attempt(self) -> None:
         with closing(await self._submitted()) as answer:
             self._early.renew()
             self._request_id = answer.request_id

@@ -29,7 +29,6 @@ from omnirelay.errors import (
     InvalidRequestError,
     MediaError,
     OmniRelayError,
-    PromptTooLongError,
     RetrievedItemError,
     SlowClientError,
     TruncatedItemError,
@@ -39,6 +38,8 @@ from omnirelay.protocol import PIECE_BYTES, GenerateRequest
 
 IDLE_UNIT_S: Final = 0.001
 """Of ``idle_timeout_ms``; shorter in tests."""
+LEAST_MS: Final = 100
+"""Of audio that a client commits, as OpenAI's: the thinker reads no recording below 30 ms."""
 
 
 @dataclass(eq=False)
@@ -334,6 +335,10 @@ class Session:
             raise EmptyAudioError(
                 "the input audio buffer has no speech since the last turn: nothing is committed"
             )
+        if 0 < (ms := milliseconds(self._audio.size)) < LEAST_MS:
+            raise EmptyAudioError(
+                f"the input audio buffer has {ms} ms of audio: append {LEAST_MS} ms at least"
+            )
         item_id = new_item_id() if listener is None else listener.item_id
         self._responses.drop_early()
         await self._add_audio(item_id, interrupts=True)
@@ -369,13 +374,13 @@ class Session:
         await self._send("conversation.item.added", told)
         await self._send("conversation.item.done", told)
         # Not before: the item may be the oldest, or come behind one that is deleted.
-        await self._make_room()
+        await self._tell_deleted(self._conversation.make_room())
         if not self.answering and self._settings.kind == "realtime":
             self._early.added(self._prompt)
 
-    async def _make_room(self) -> None:
-        for deleted in self._conversation.make_room():
-            await self._send("conversation.item.deleted", {"item_id": deleted.id})
+    async def _tell_deleted(self, items: Sequence[Item]) -> None:
+        for item in items:
+            await self._send("conversation.item.deleted", {"item_id": item.id})
 
     async def _respond(self, values: dict[str, Any]) -> None:
         if self._settings.kind == "transcription":
@@ -392,7 +397,7 @@ class Session:
             given = await self._conversation.read(options.input, self._settings.input_format)
         self._idle.stop()
         await self._responses.interrupt()
-        await self._make_room()
+        await self._tell_deleted(self._conversation.make_room())
         self._early.stop()
         messages = self._instructed(self._conversation.messages() if given is None else given, settings)
         added = self._conversation if options.conversation == "auto" else None
@@ -400,14 +405,27 @@ class Session:
         early = None if values else self._responses.take_early(settings, messages)
         self._responses.drop_early()
         self._transcriber.make_way()
-        self._responses.start(early or self._response(settings, messages, added, options.metadata))
+        response = early or self._response(settings, messages, added, options.metadata)
+        if given is None:
+            response.asked = self._conversation.asked()
+            response.shorten = partial(self._shortened, settings)
+        self._responses.start(response)
+
+    async def _shortened(self, settings: Settings) -> list[ChatMessage] | None:
+        deleted = self._conversation.shorten()
+        if deleted is None:
+            return None
+        await self._tell_deleted(deleted)
+        return self._instructed(self._conversation.messages(), settings)
 
     def _answered(self, response: Response) -> None:
         if isinstance(response.error, SlowClientError):
             self.too_slow.set()
-        if response.sees and isinstance(response.error, MediaError | PromptTooLongError):
-            # A frame that cannot be decoded would make all further answers fail.
-            self._conversation.forget_videos()
+        for item in response.asked:
+            item.answered = item.answered or response.completed
+            if isinstance(response.error, MediaError) and not item.answered:
+                # One of them cannot be read, and would make all further answers fail.
+                item.forget_media()
         rules = self._settings.turns
         if rules is not None and rules.idle_timeout_ms is not None and response.completed:
             self._idle.start(self._playback.heard_until, rules.idle_timeout_ms * IDLE_UNIT_S, self._idled)
