@@ -1,6 +1,7 @@
 """Endpoints for operators: health, metrics, and the state of a request."""
 
-from typing import Any
+import re
+from typing import Any, Final
 
 import msgspec
 from starlette.requests import Request
@@ -11,6 +12,9 @@ from gateway.http.errors import json_response
 from omnirelay.errors import UnknownRequestError
 from omnirelay.version import version
 from shared.exposition import metrics_response
+
+OBJECT_ID: Final = re.compile(r"\A(?:chatcmpl-|cmpl-|resp_)")
+"""What comes before a request's id in the ids of OpenAI's objects."""
 
 
 class OperationsApi(Api):
@@ -63,7 +67,7 @@ class OperationsApi(Api):
             UnknownRequestError: It is unknown, or ended too long ago.
         """
         name: str = request.path_params["request_id"]
-        report = self._context.gateway.report(name.removeprefix("chatcmpl-"))
+        report = self._context.gateway.report(OBJECT_ID.sub("", name))
         if report is None:
             raise UnknownRequestError(f"the request {name[:128]!r} is unknown, or ended too long ago")
         return json_response(msgspec.to_builtins(report))

@@ -51,6 +51,7 @@ def test_a_plain_chat() -> None:
     options, request = read()
     assert options == ChatAnswerOptions("m", events=False, usage=StreamOptions(), logprobs=False, audio=None)
     assert request == GenerateRequest(messages=[ChatMessage("user", "Hi")], speech=False)
+    assert read(stop="")[1] == request
 
 
 def test_every_honoured_field() -> None:

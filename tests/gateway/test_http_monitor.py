@@ -134,6 +134,8 @@ async def test_what_became_of_requests(configure: Configure) -> None:
         await b.stages.answer(b.stages.requests[1], b.encode("a secret"))
         done = (await answers[1]).json()
         assert done["id"] == f"chatcmpl-{name}"
+        for prefix in ("cmpl-", "resp_"):
+            assert (await report(b, prefix + name))["id"] == name
         completed = await report(b, done["id"])
         assert (completed["id"], completed["state"], completed["stage"]) == (name, "completed", None)
         assert completed["audio_seconds"] == pytest.approx(360 / SAMPLE_RATE)

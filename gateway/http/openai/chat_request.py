@@ -141,7 +141,7 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     tools: Tools = []
     tool_choice: Choice | None = None
     parallel_tool_calls: bool = True
-    stop: StopText | Literal[""] | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] = []
+    stop: Annotated[str, Meta(max_length=256)] | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] = []
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
     seed: Seed | None = None
     priority: Priority = 0
