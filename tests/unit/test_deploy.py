@@ -44,44 +44,10 @@ def port(address: str | None) -> int:
     return int(address.rpartition(":")[2])
 
 
-def listening(service: str, config: Config) -> dict[str, str | None]:
-    """The addresses that a service binds."""
-    if service == "gateway":
-        gateway = config.gateway
-        return {name: getattr(gateway, name) for name in ("listen", "http", "monitor", "events", "control")}
-    stage = config.stage(service)  # type: ignore[arg-type]
-    return {"inbox": stage.inbox, "http": stage.http}
-
-
-@pytest.mark.parametrize("files", [(COMPOSE,), (COMPOSE, GPU)], ids=["cpu", "gpu"])
-@pytest.mark.parametrize("service", OURS)
-def test_a_service_listens_for_the_others_and_reaches_them_by_their_names(
-    service: str, files: tuple[dict[str, Any], ...]
-) -> None:
-    config = config_of(service, *files)
-    defaults = Config()
-    bound = listening(service, config)
-    assert bound == {
-        name: f"tcp://0.0.0.0:{port(address)}" for name, address in listening(service, defaults).items()
-    }
-    for stage in set(STAGES) - {service}:
-        assert config.stage(stage).inbox == f"tcp://{stage}:{port(defaults.stage(stage).inbox)}"
-    if service != "gateway":
-        assert config.gateway.events == f"tcp://gateway:{port(defaults.gateway.events)}"
-        assert config.gateway.control == f"tcp://gateway:{port(defaults.gateway.control)}"
-
-
 def watched(service: str) -> int:
     """The port where a service serves health checks and metrics."""
-    return port(
-        listening(service, config_of(service, COMPOSE))["monitor" if service == "gateway" else "http"]
-    )
-
-
-@pytest.mark.parametrize("service", OURS)
-def test_a_health_check_asks_the_port_of_its_service(service: str) -> None:
-    expected = watched(service)
-    assert SERVICES[service]["healthcheck"]["test"][-1] == f"http://127.0.0.1:{expected}/readyz"
+    config = config_of(service, COMPOSE)
+    return port(config.gateway.monitor if service == "gateway" else config.stage(service).http)  # type: ignore[arg-type]
 
 
 def test_prometheus_scrapes_the_four_processes() -> None:
@@ -98,10 +64,6 @@ def test_prometheus_scrapes_the_second_gateway_where_there_is_one() -> None:
     assert files["files"] == [f"{place}/*.yml"]
     found = [yaml.safe_load(each.read_text(encoding="utf-8")) for each in (ROOT / folder).glob("*.yml")]
     assert found == [[{"targets": [f"gateway-2:{watched('gateway')}"]}]]
-
-
-def test_the_gateway_answers_for_this_machine_only() -> None:
-    assert config_of("gateway", COMPOSE).gateway.http_hosts == []
 
 
 def test_only_this_machine_reaches_what_is_published() -> None:
