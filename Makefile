@@ -72,7 +72,7 @@ test: env ## run the suite; WORKERS=0 for one test at a time, COVER=1 with cover
 	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 $(if $(COVER),--cov --cov-report=term)
 
 test-long: env ## a whole benchmark, stacks that lose processes, 500 requests in a row, checkpoints of other sizes
-	@$(BIN)/python -m pytest -m long --numprocesses=$(WORKERS) --max-worker-restart=0
+	@$(BIN)/python -m pytest -m long --numprocesses=2 --max-worker-restart=0
 
 test-chaos: env ## kill, freeze and fail processes under eight streams: the short form of chaos
 	@$(BIN)/python -m pytest -m chaos tests/chaos
@@ -106,12 +106,13 @@ test-tools: env zsh fish kustomize ## completion in zsh and fish, and the manife
 test-training: env ## the training of the default checkpoint, on models of a few thousand parameters
 	@$(BIN)/python -m pytest -m training tests/training
 
-PARTS ?= long clients quality training page monitoring tools
+# Two at a time: each waits a good part of its time for what it starts.
+PARTS ?= clients quality training page monitoring tools
 BESIDE = $(if $(filter quality,$(PARTS)),$(LISTENER) flite espeak-ng) $(if $(filter page,$(PARTS)),chromium) \
 	$(if $(filter monitoring,$(PARTS)),prometheus kustomize) $(if $(filter tools,$(PARTS)),zsh fish kustomize) $(if $(filter clients,$(PARTS)),clients)
-test-beside: env $(BESIDE) ## PARTS="page quality": these parts, several tests at a time
-	@$(BIN)/python -m pytest --numprocesses=$(WORKERS) --max-worker-restart=0 -m "$$(echo $(PARTS) | sed 's/ / or /g')" \
-		$(if $(filter long,$(PARTS)),,$(addprefix tests/,$(PARTS)))
+test-beside: env $(BESIDE) ## PARTS="page quality": these parts, two tests at a time
+	@$(BIN)/python -m pytest --numprocesses=2 --max-worker-restart=0 -m "$$(echo $(PARTS) | sed 's/ / or /g')" \
+		$(addprefix tests/,$(PARTS))
 
 test-quality: env flite espeak-ng $(LISTENER) ## ask the trained checkpoint held-out questions, and listen: the short form of quality
 	@$(BIN)/python -m pytest --capture=no -m quality tests/quality

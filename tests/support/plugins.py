@@ -85,8 +85,7 @@ def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> Any:
     class ByGroup(LoadScopeScheduling):
         def _split_scope(self, nodeid: str) -> str:
             # Long tests have stacks of their own.
-            alone = "long" in config.option.markexpr.split(" or ") and nodeid.startswith(TOGETHER["stack"])
-            return nodeid.partition("::")[0] if alone else group_of(nodeid)
+            return nodeid.partition("::")[0] if config.option.markexpr == "long" else group_of(nodeid)
 
     # By how many tests a group has otherwise, which says nothing of how long it takes.
     config.option.loadscopereorder = False
