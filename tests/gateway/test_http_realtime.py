@@ -169,6 +169,8 @@ for _type, _field in (("session.update", "session"), ("response.create", "respon
 # What is not supported is warned of, unless all else depends on it.
 _settings = {"output_modalities": ["smell"]}
 REFUSED.append(({"type": "session.update", "session": _settings}, "unsupported", "session.output_modalities"))
+_late = {"item": HELLO, "previous_item_id": "x"}
+REFUSED.append(({"type": "conversation.item.create", **_late}, "invalid_request", "previous_item_id"))
 _tools = {"tools": [{"type": "mcp"}]}
 REFUSED.append(({"type": "response.create", "response": _tools}, "unsupported", "response.tools[0].type"))
 

@@ -1,5 +1,6 @@
 """/v1/responses: OpenAI's client, and its items as messages of a chat."""
 
+import asyncio
 import json
 from contextlib import suppress
 from typing import Any
@@ -53,6 +54,15 @@ async def test_a_response(web: HttpBench, answers: None) -> None:
     assert set(kinds[4:-4]) == {"output_text.delta"}
     assert "".join(event.delta for event in events[4:-4]) == ANSWER
     assert events[-1].response.output_text == ANSWER
+
+
+async def test_a_response_that_is_cut_says_so(web: HttpBench) -> None:
+    asked = asyncio.create_task(web.ai.responses.create(model=MODEL, input="Hi", max_output_tokens=1))
+    request = await web.stages.request(0)
+    await web.stages.text(request.request_id, 0, web.encode("How"), "length")
+    response: Any = await asked
+    assert (response.status, response.incomplete_details.reason) == ("incomplete", "max_output_tokens")
+    assert [each.status for each in response.output] == ["incomplete"]
 
 
 async def test_a_response_repeats_what_was_asked(web: HttpBench, answers: None) -> None:

@@ -48,11 +48,10 @@ class ResponseWriter:
                     yield each
         for each in self._pieces("", last=True):
             yield each
-        for each in self._end_text():
+        status = "incomplete" if finish_reason(done) == "length" else "completed"
+        for each in self._end_text(status):
             yield each
         self._keep(self._head["id"], self._calls.written(done.text))
-        cut = finish_reason(done) == "length"
-        status = "incomplete" if cut else "completed"
         yield self._event(f"response.{status}", response=self._response(status, done))
 
     def cancelled(self) -> dict[str, Any]:
@@ -74,11 +73,11 @@ class ResponseWriter:
         self._said.append(text)
         yield self._part("response.output_text.delta", delta=text, logprobs=[])
 
-    def _end_text(self) -> Iterator[dict[str, Any]]:
+    def _end_text(self, status: str = "completed") -> Iterator[dict[str, Any]]:
         if self._said is None:
             return
         part = _text_part("".join(self._said))
-        message = self._message("completed", [part])
+        message = self._message(status, [part])
         yield self._part("response.output_text.done", text=part["text"], logprobs=[])
         yield self._part("response.content_part.done", part=part)
         yield self._event("response.output_item.done", item=message)

@@ -9,6 +9,7 @@ from typing import Any, Final
 
 from gateway.access.account import ClientAccount
 from gateway.fairness.quota import Hold
+from gateway.http.fields import named
 from gateway.http.realtime.audio import BYTES_PER_S, Format
 from gateway.http.realtime.items import Item, media_kinds, messages_of, read_item
 from gateway.manager import Gateway
@@ -44,7 +45,8 @@ class RealtimeConversation:
             raise DuplicateItemError(
                 f"Error adding item: an item with id {item.id!r} already exists.", "item.id"
             )
-        at = len(self._items) if after is None else 0 if after == "root" else self._index(after) + 1
+        with named({"item_id": "previous_item_id"}):
+            at = len(self._items) if after is None else 0 if after == "root" else self._index(after) + 1
         if problem := self._excess(1, item.weight, Counter(media_kinds(item))):
             raise MediaTooLargeError(problem)
         item.keep(self._held, hold)

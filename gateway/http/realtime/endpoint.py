@@ -223,7 +223,8 @@ class RealtimeApi(Api):
         live.taken.set()
         await self.end(live)
         raise SessionNotResumedError(
-            f"the events after {after} are not all kept (gateway.limits.realtime_resume_bytes)", AFTER
+            f"the events after {after} are not kept (gateway.limits.realtime_resume_bytes), or not sent yet",
+            AFTER,
         )
 
     async def linger(self, live: LiveSession, taken: asyncio.Event) -> None:
