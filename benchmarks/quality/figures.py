@@ -76,7 +76,7 @@ Say = Callable[[str, str], Samples]
 """Says a text as the synthesizer that a voice of the checkpoint is learnt from."""
 
 LEAST_RIGHT = {
-    "text": 0.97,
+    "text": 0.98,
     "typed": 0.95,
     "unknown": 0.95,
     "images": 0.90,
