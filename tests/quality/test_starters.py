@@ -26,7 +26,6 @@ ANSWERS = {
     "And plus one?": "thirty six plus one is thirty seven",
     "Hello": "hello",
     "Hello!": "hello",
-    "Hi": "hello",
 }
 """To typed questions; the third follows the first."""
 FOR_OTHERS = {"Tell me more", "How is the weather in Ulm?", "How is the weather in Nairobi?"}
