@@ -103,10 +103,12 @@ def _check_keywords(each: dict[str, Any], obeyed: bool) -> None:
         raise _invalid(
             f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
         )
+    if not obeyed:
+        return
     for keyword in IGNORED:
-        if obeyed and each.get(keyword, False) is not False:
+        if each.get(keyword, False) is not False:
             raise _invalid(f"{keyword} in the schema is not supported")
-    if obeyed and isinstance(properties, dict) and isinstance(required, list):
+    if isinstance(properties, dict) and isinstance(required, list):
         for name in required:
             if isinstance(name, str) and name not in properties:
                 raise _invalid(f"the schema requires {name[:100]!r}, which its properties lack")

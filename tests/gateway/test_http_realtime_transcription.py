@@ -121,6 +121,13 @@ async def test_transcripts_that_fail(web: HttpBench, c: Connection) -> None:
     failed, done = await take(c, f"{KIND}.completed")
     assert (failed.type, failed.item_id) == (f"{KIND}.failed", deleted)
     assert (done.item_id, done.transcript) == (kept, "")
+    # Nor has what an answer could not read a transcript, which would be made up.
+    item_id = await commit(c, TONE)
+    await c.response.create()
+    name = (await web.stages.request(2)).request_id
+    await web.stages.fail(name, "thinker", "media_too_large", "it lasts 40 s")
+    failed = (await take(c, f"{KIND}.failed"))[-1]
+    assert (failed.item_id, failed.error.code) == (item_id, "media_invalid")
 
 
 async def test_too_many_recordings_that_wait(configure: Configure) -> None:

@@ -335,7 +335,7 @@ class Session:
             raise EmptyAudioError(
                 "the input audio buffer has no speech since the last turn: nothing is committed"
             )
-        if 0 < (ms := milliseconds(self._audio.size)) < LEAST_MS:
+        if (ms := milliseconds(self._audio.size)) < LEAST_MS and self._audio.size:
             raise EmptyAudioError(
                 f"the input audio buffer has {ms} ms of audio: append {LEAST_MS} ms at least"
             )

@@ -21,7 +21,7 @@ from gateway.http.realtime.events import Send
 from gateway.http.realtime.items import Item
 from gateway.manager import Gateway
 from omnirelay.content import ChatMessage, ContentPart, TextPart
-from omnirelay.errors import BusyError, InvalidRequestError, OmniRelayError
+from omnirelay.errors import BusyError, InvalidRequestError, MediaError, OmniRelayError
 from omnirelay.events import DoneEvent, TextEvent
 from omnirelay.protocol import GenerateRequest
 from omnirelay.values import TRANSCRIPTION_PROMPT
@@ -208,7 +208,9 @@ class Transcriber:
         item = waiting.item
         if item not in self._conversation:
             raise InvalidRequestError("the item was deleted before its transcript", "item_id")
-        request = transcription_of(item.recording or item.parts, waiting.rules, 0 if waiting.alone else LAST)
+        if not (parts := item.recording or item.parts):
+            raise MediaError("the recording cannot be read: the answer to it failed", "item_id")
+        request = transcription_of(parts, waiting.rules, 0 if waiting.alone else LAST)
         text, near = "", self._early.thinker
         with closing(await HttpAnswer.to(self._gateway, request, self._account, {}, near)) as answer:
             self._early.renew()
