@@ -43,7 +43,7 @@ def test_the_bigram_counts_what_follows_what() -> None:
 
 def test_a_missing_recognizer_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pocketsphinx", None)
-    with pytest.raises(CheckpointError, match=r"omnirelay\[training\]"):
+    with pytest.raises(CheckpointError, match=r"omnirelay-server\[training\]"):
         Recognizer(["one two"])
 
 
