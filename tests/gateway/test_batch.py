@@ -16,8 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from omnirelay import ChatMessage
+from omnirelay import AsyncClient, ChatMessage
 from omnirelay.cli.main import main
+from omnirelay.cli.target import Target
 from omnirelay.errors import ConfigError, GatewayUnreachableError, OutputError, RequestError, StageStartError
 from omnirelay.server import AsyncOmni, Omni, OmniAnswer
 from shared.messages import STAGES
@@ -167,7 +168,7 @@ async def test_a_folder_is_one_runs_alone(served: Bench, tmp_path: Path, capsys:
 async def test_a_gateway_that_is_gone_ends_the_run_and_leaves_what_was_answered(
     configure: Configure, tmp_path: Path, monkeypatch: Patch, capsys: Output
 ) -> None:
-    monkeypatch.setattr("omnirelay.cli.target.RECONNECT_S", 0.5)
+    monkeypatch.setattr(Target, "client", lambda target: AsyncClient(target.addresses, reconnect_s=0.5))
     out = tmp_path / "out"
     prompts = written(tmp_path / "prompts.jsonl", *({"id": name, "text": name} for name in "ab"))
 
