@@ -24,11 +24,11 @@ def heard(name: str, answers: Iterable[Timing]) -> Measured:
     return Measured(name, {**figures, "answers without a gap, %": [100 * whole / max(1, len(found))]})
 
 
-async def real_time(count_of_each: int) -> list[Measured]:
-    """Ask the default checkpoint the held-out questions of ``benchmarks.quality``, one after the other."""
+async def real_time(count_of_each: int, most: int | None = None) -> list[Measured]:
+    """Ask the default checkpoint ``most`` held-out questions of ``benchmarks.quality``, in turn."""
     from benchmarks.quality.answers import held_out_requests, request  # noqa: PLC0415 - needs what trains checkpoints
 
-    requests = held_out_requests(count_of_each)
+    requests = held_out_requests(count_of_each)[:most]
     if not (DEFAULT_CHECKPOINT / "config.json").is_file():
         make("speaking", DEFAULT_CHECKPOINT)
     async with OmniRelay(DEFAULT_CHECKPOINT) as server, AsyncClient(server.address) as client:

@@ -10,7 +10,7 @@ import json
 import time
 import wave
 from base64 import b64encode
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
@@ -57,10 +57,13 @@ def question(seconds: float, seed: int) -> bytes:
     return (np.clip(sound + noise, -1, 1) * 32767).astype("<i2").tobytes()
 
 
-async def questions(model: Path, lengths: Sequence[float], repeats: int) -> list[Measured]:
-    """Type, and ask questions of each length, in each way."""
+async def questions(
+    model: Path, lengths: Sequence[float], repeats: int, ways: Iterable[str] = WAYS
+) -> list[Measured]:
+    """Type, and ask questions of each length, in each of the ways."""
     rows = []
-    for way, (tokens, clamp, turns) in WAYS.items():
+    for way in ways:
+        tokens, clamp, turns = WAYS[way]
         limits = {"early_prompt_tokens": tokens, "max_codec_tokens": MOST_CODEC_TOKENS}
         changes = {"gateway": {"limits": limits}, "media": {"audio_clamp": clamp}}
         async with OmniRelay(model, changes) as server:
