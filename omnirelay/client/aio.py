@@ -245,7 +245,11 @@ class AsyncClient:
             return self._connection
         if self._finding is None or self._finding.done():
             self._finding = asyncio.create_task(self._find())
-        return await asyncio.shield(self._finding)
+        # Not awaited itself: who waits for it is not cancelled because a close has cancelled it.
+        await asyncio.wait([finding := self._finding])
+        if finding.cancelled():
+            raise GatewayUnreachableError(CLOSED)
+        return finding.result()
 
     async def _go_on(self, answer: OpenAnswer, error: OmniRelayError, wait_s: float) -> None:
         """Send an interrupted request again."""

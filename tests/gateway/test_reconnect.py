@@ -379,9 +379,18 @@ async def test_a_cancelled_answer_does_not_go_on() -> None:
 
 
 async def test_closing_ends_what_waits_for_a_gateway() -> None:
-    async with lost(2) as answer:
-        pass
+    async with gateway(answers()) as address:
+        client = AsyncClient(address)
+        await client.connect()
+        answer = client.chat("Hi")
+    while answer._open._connection is not None:
+        await asyncio.sleep(0)
+    asked = asyncio.create_task(client.status())
+    await asyncio.sleep(0)
+    await client.close()
     await fails(answer, GatewayUnreachableError, "was closed")
+    with pytest.raises(GatewayUnreachableError, match="was closed"):
+        await asked
 
 
 async def test_a_deadline_counts_from_the_first_gateway() -> None:
