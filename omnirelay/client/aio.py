@@ -14,7 +14,13 @@ from omnirelay.client.media import AudioSource
 from omnirelay.client.request import build_request, taking_options_of, transcription
 from omnirelay.client.transport.connection import Connection
 from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent
-from omnirelay.errors import ConfigError, EmptyPromptError, GatewayUnreachableError, OmniRelayError
+from omnirelay.errors import (
+    ConfigError,
+    DeadlineError,
+    EmptyPromptError,
+    GatewayUnreachableError,
+    OmniRelayError,
+)
 from omnirelay.protocol import GenerateRequest
 from omnirelay.reading import growing_pieces, one_ahead
 from omnirelay.status import StatusReport
@@ -261,16 +267,18 @@ class AsyncClient:
                     f"the answer was interrupted, and could not go on: tried {answer.failures} times "
                     f"within {self._reconnect_s:g} s at {', '.join(self.addresses)}; the last time: {error}"
                 )
-            await asyncio.sleep(pause_s)
-            connection = await self._usable()
+            async with asyncio.timeout(answer.left_s):
+                await asyncio.sleep(pause_s)
+                connection = await self._usable()
             self._interrupted.discard(answer)
             if connection.ended is not None:
                 answer.disconnected(connection.ended)
             elif not answer.ended:
                 answer.send_on(connection, resumable=True)
-        except OmniRelayError as problem:
+        except (OmniRelayError, TimeoutError) as problem:
             self._interrupted.discard(answer)
-            answer.fail(problem)
+            passed = DeadlineError("the request's deadline passed while its answer was interrupted")
+            answer.fail(problem if isinstance(problem, OmniRelayError) else passed)
 
     def _on_ended(self, connection: Connection) -> None:
         if connection in self._connections and not self._closed:
