@@ -106,9 +106,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Disconnect; the gateway cancels requests that have not ended."""
         self._closed = True
-        tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = [*self._tasks]
-        if self._finding is not None:
-            tasks.append(self._finding)
+        tasks: list[asyncio.Task[Any]] = [*self._tasks, *filter(None, [self._finding])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)

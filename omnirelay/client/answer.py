@@ -25,8 +25,6 @@ from omnirelay.protocol import GenerateRequest, PartialAnswer, partial_fields
 from omnirelay.values import SAMPLE_BYTES
 
 CANCELLED: Final = "the client cancelled the request"
-LEAST_S: Final = 0.001
-"""Of a deadline that passes just now."""
 
 
 class HeldAnswer:
@@ -286,7 +284,8 @@ class OpenAnswer:
         if self.interrupted_at is None:
             return request
         if (left_s := self.left_s) is not None:
-            request = msgspec.structs.replace(request, deadline_s=max(left_s, LEAST_S))
+            # If it passes just now, the gateway says so.
+            request = msgspec.structs.replace(request, deadline_s=max(left_s, 0.001))
         if self._held.seed is not None:
             request = msgspec.structs.replace(request, seed=self._held.seed)
         partial = self._held.partial() or request.resume

@@ -77,8 +77,7 @@ class HeartbeatThread(threading.Thread):
                 if self._stopping.is_set():
                     return
                 now = time.monotonic()
-                report = self.report
-                if report is not None:
+                if (report := self.report) is not None:
                     self.late += now - previous > 2 * self.interval_s
                     self.sent += self._send(client, report)
                 previous = now
