@@ -34,8 +34,8 @@ Count = Annotated[int, Meta(ge=0, lt=2**31)]
 PositiveCount = Annotated[int, Meta(ge=1, lt=2**31)]
 ChunkFrames = Annotated[list[PositiveCount], Meta(max_length=1024)]
 """Sizes of the chunks of a stream of speech, in codec frames."""
-SampledIds = Annotated[list[TokenId], Meta(max_length=65_536)]
-"""Tokens that were sampled, from the first one on."""
+SampledIds = Annotated[list[TokenId], Meta(max_length=2**20)]
+"""Tokens that were sampled, from the first one on: as many as 65,536 frames of Qwen3-Omni have."""
 ChunkSamples = Annotated[list[Count], Meta(max_length=65_536)]
 """Samples of the chunks of a stream of speech, from the first one on."""
 Seed = Annotated[int, Meta(ge=0, le=2**63 - 1)]

@@ -18,7 +18,7 @@ from shared.messages import MAX_REPLICAS, MISSED_HEARTBEATS, STAGES, Heartbeat, 
 from shared.metrics import gauge
 
 FORGET_S: Final = 600.0
-"""A replica that is silent for longer is removed."""
+"""A replica that is down, and silent for longer, is removed."""
 MAX_HEARTBEATS_PER_S: Final = 64
 """Of all replicas; more replicas send them less often."""
 MAX_DEPARTED: Final = 1000
@@ -182,7 +182,7 @@ class StageRegistry(Collector):
             each.down = True
         if lost:
             self._update()
-        for each in [each for each in known if now - each.seen > FORGET_S]:
+        for each in [each for each in known if each.down and now - each.seen > FORGET_S]:
             self._remove(each)
         return lost
 

@@ -14,7 +14,13 @@ from omnirelay.client.media import AudioSource
 from omnirelay.client.request import build_request, taking_options_of, transcription
 from omnirelay.client.transport.connection import Connection
 from omnirelay.client.types import DEFAULT_ADDRESS, ChatEvent
-from omnirelay.errors import ConfigError, EmptyPromptError, GatewayUnreachableError, OmniRelayError
+from omnirelay.errors import (
+    ConfigError,
+    DeadlineError,
+    EmptyPromptError,
+    GatewayUnreachableError,
+    OmniRelayError,
+)
 from omnirelay.protocol import GenerateRequest
 from omnirelay.reading import growing_pieces, one_ahead
 from omnirelay.status import StatusReport
@@ -100,9 +106,7 @@ class AsyncClient:
     async def close(self) -> None:
         """Disconnect; the gateway cancels requests that have not ended."""
         self._closed = True
-        tasks: list[asyncio.Task[Connection] | asyncio.Task[None]] = [*self._tasks]
-        if self._finding is not None:
-            tasks.append(self._finding)
+        tasks: list[asyncio.Task[Any]] = [*self._tasks, *filter(None, [self._finding])]
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
@@ -245,7 +249,11 @@ class AsyncClient:
             return self._connection
         if self._finding is None or self._finding.done():
             self._finding = asyncio.create_task(self._find())
-        return await asyncio.shield(self._finding)
+        # Not awaited itself: who waits for it is not cancelled because a close has cancelled it.
+        await asyncio.wait([finding := self._finding])
+        if finding.cancelled():
+            raise GatewayUnreachableError(CLOSED)
+        return finding.result()
 
     async def _go_on(self, answer: OpenAnswer, error: OmniRelayError, wait_s: float) -> None:
         """Send an interrupted request again."""
@@ -257,16 +265,18 @@ class AsyncClient:
                     f"the answer was interrupted, and could not go on: tried {answer.failures} times "
                     f"within {self._reconnect_s:g} s at {', '.join(self.addresses)}; the last time: {error}"
                 )
-            await asyncio.sleep(pause_s)
-            connection = await self._usable()
+            async with asyncio.timeout(answer.left_s):
+                await asyncio.sleep(pause_s)
+                connection = await self._usable()
             self._interrupted.discard(answer)
             if connection.ended is not None:
                 answer.disconnected(connection.ended)
             elif not answer.ended:
                 answer.send_on(connection, resumable=True)
-        except OmniRelayError as problem:
+        except (OmniRelayError, TimeoutError) as problem:
             self._interrupted.discard(answer)
-            answer.fail(problem)
+            passed = DeadlineError("the request's deadline passed while its answer was interrupted")
+            answer.fail(problem if isinstance(problem, OmniRelayError) else passed)
 
     def _on_ended(self, connection: Connection) -> None:
         if connection in self._connections and not self._closed:

@@ -15,7 +15,6 @@ from omnirelay.client.types import ChatEvent, ChatResult, TimedDoneEvent, collec
 from omnirelay.errors import (
     BusyError,
     CancelledRequestError,
-    DeadlineError,
     GatewayUnreachableError,
     MessageError,
     OmniRelayError,
@@ -140,6 +139,12 @@ class OpenAnswer:
         """The last event, or an error, has arrived."""
         return self._ended
 
+    @property
+    def left_s(self) -> float | None:
+        """Seconds until the request's deadline; None if it has none, or has ended."""
+        most_s = self._request.deadline_s
+        return None if most_s is None else most_s - (time.monotonic() - self._sent)
+
     def cancel(self) -> None:
         """Cancel the request; iterating then raises :class:`CancelledRequestError`.
 
@@ -192,7 +197,6 @@ class OpenAnswer:
 
         Raises:
             GatewayUnreachableError: There is no connection, or the gateway cannot go on with the answer.
-            DeadlineError: The request's deadline has passed.
             InvalidRequestError: As :meth:`omnirelay.AsyncClient.chat`.
         """
         resumable = resumable and connection.limits.resumes
@@ -279,13 +283,9 @@ class OpenAnswer:
             request = msgspec.structs.replace(request, resumable=True)
         if self.interrupted_at is None:
             return request
-        if request.deadline_s is not None:
-            left_s = request.deadline_s - (time.monotonic() - self._sent)
-            if left_s <= 0:
-                raise DeadlineError(
-                    f"the deadline of {request.deadline_s:g} s passed while the answer was interrupted"
-                )
-            request = msgspec.structs.replace(request, deadline_s=left_s)
+        if (left_s := self.left_s) is not None:
+            # If it passes just now, the gateway says so.
+            request = msgspec.structs.replace(request, deadline_s=max(left_s, 0.001))
         if self._held.seed is not None:
             request = msgspec.structs.replace(request, seed=self._held.seed)
         partial = self._held.partial() or request.resume

@@ -39,10 +39,11 @@ class Background(ABC, Generic[T]):
         self._threads = ThreadPoolExecutor(threads, name, begin)
         self._lock = threading.Lock()
         self._closed = False
-        # Since when, by request.
-        self._waiting: dict[str, float] = {}
-        # By client, as far as it is known: whoever has a cache of its own.
-        self._queues: OrderedDict[str | None, deque[ThinkRequest]] = OrderedDict()
+        # By name, with since when.  Nothing else has a request before its turn, so one that is released frees
+        # its files at once.
+        self._waiting: dict[str, tuple[ThinkRequest, float]] = {}
+        # Names by client, as far as it is known: whoever has a cache of its own.
+        self._queues: OrderedDict[str | None, deque[str]] = OrderedDict()
         self._outcomes: deque[tuple[ThinkRequest, Future[T]]] = deque()
 
     @property
@@ -57,9 +58,9 @@ class Background(ABC, Generic[T]):
 
     def submit(self, request: ThinkRequest) -> None:
         """Begin with a request; its outcome will be there to take, unless it is released before."""
-        self._waiting[request.request_id] = perf_counter()
+        self._waiting[request.request_id] = request, perf_counter()
         with self._lock:
-            self._queues.setdefault(request.cache_salt, deque()).append(request)
+            self._queues.setdefault(request.cache_salt, deque()).append(request.request_id)
         self._threads.submit(self._work_on_next)
 
     def take(self) -> list[tuple[ThinkRequest, Future[T]]]:
@@ -98,9 +99,11 @@ class Background(ABC, Generic[T]):
     def _work_on_next(self) -> None:
         with self._lock:
             client, queue = self._queues.popitem(last=False)
-            request = queue.popleft()
+            request, _ = self._waiting.get(queue.popleft(), (None, 0.0))
             if queue:
                 self._queues[client] = queue
+        if request is None:
+            return
         outcome: Future[T] = Future()
         try:
             outcome.set_result(self._guarded(request))
@@ -110,7 +113,6 @@ class Background(ABC, Generic[T]):
 
     def _guarded(self, request: ThinkRequest) -> T:
         try:
-            self.require_wanted(request)
             return self.work(request)
         except RequestError:
             raise

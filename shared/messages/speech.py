@@ -1,11 +1,10 @@
 """Thinker to talker, talker to token2wav: what speech is made from."""
 
-from typing import Annotated, ClassVar
+from typing import ClassVar
 
 import msgspec
-from msgspec import Meta
 
-from omnirelay.values import ChunkSamples, Count, PositiveCount, Priority, RequestId, TokenId, TraceParent
+from omnirelay.values import ChunkSamples, Count, PositiveCount, Priority, RequestId, SampledIds, TraceParent
 from shared.messages.payloads import AdditionalInformationPayload, PromptEmbedsPayload
 from shared.messages.request import ResumedSpeech, Route, SpeechSettings
 
@@ -92,7 +91,7 @@ class CodecTokens(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_on
 
     request_id: RequestId
     seq: Count
-    token_ids: Annotated[list[TokenId], Meta(max_length=65_536)]
+    token_ids: SampledIds
     last: bool = False
 
 

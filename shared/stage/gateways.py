@@ -59,12 +59,10 @@ class GatewayLink:
         self._orphan_timeout_s = orphan_timeout_s
         self._clock = clock
         self._heard = 0.0
-        self._heartbeat_s = 0.0
 
     def hear(self, message: Peers) -> bool:
         """Take its message; True if it is a new gateway, so that its predecessor's requests are orphans."""
         self._heard = self._clock()
-        self._heartbeat_s = message.heartbeat_s
         self.heart.answered(message)
         self.released, self.alone = message.released, message.alone
         if message.replicas is not None:
@@ -83,7 +81,7 @@ class GatewayLink:
     @property
     def abandoned(self) -> bool:
         """Whether it has been silent for too long."""
-        silent_s = max(self._orphan_timeout_s, MISSED_HEARTBEATS * self._heartbeat_s)
+        silent_s = max(self._orphan_timeout_s, MISSED_HEARTBEATS * self.heart.interval_s)
         return self.name is not None and self._clock() - self._heard > silent_s
 
     def owns(self, request_id: str) -> bool:

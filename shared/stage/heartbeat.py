@@ -22,6 +22,7 @@ class HeartbeatThread(threading.Thread):
     Peers are left out while the gateway knows them. It tells all addresses if it misses some.
 
     Attributes:
+        interval_s: Time between two heartbeats now: the gateway may ask for fewer than configured.
         sent: Heartbeats that were sent.
         late: Heartbeats more than an interval late, because the thread was not scheduled.
     """
@@ -35,7 +36,7 @@ class HeartbeatThread(threading.Thread):
         self._context = context
         self._address = address
         self._identity = f"{identity}{HEARTBEAT_SUFFIX}"
-        self._least_interval_s = self._interval_s = interval_s
+        self._least_interval_s = self.interval_s = interval_s
         self._told: list[str] | None = None
         self._report: tuple[Heartbeat, float] | None = None
         # Not _stop: join() calls Thread's method of that name.
@@ -50,7 +51,7 @@ class HeartbeatThread(threading.Thread):
 
     def answered(self, message: Peers) -> None:
         """Take the gateway's answer to a heartbeat."""
-        self._interval_s = max(self._least_interval_s, message.heartbeat_s)
+        self.interval_s = max(self._least_interval_s, message.heartbeat_s)
         if message.replicas is not None:
             self._told = None
 
@@ -71,14 +72,13 @@ class HeartbeatThread(threading.Thread):
         previous = time.monotonic()
         with closing(ControlClient(self._context, self._address, self._identity)) as client:
             while True:
-                self._due.wait(self._interval_s)
+                self._due.wait(self.interval_s)
                 self._due.clear()
                 if self._stopping.is_set():
                     return
                 now = time.monotonic()
-                report = self.report
-                if report is not None:
-                    self.late += now - previous > 2 * self._interval_s
+                if (report := self.report) is not None:
+                    self.late += now - previous > 2 * self.interval_s
                     self.sent += self._send(client, report)
                 previous = now
 

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from omnirelay import AsyncClient, AudioEvent, GenerateRequest, TextEvent
+from omnirelay.client.aio import RECONNECT_S
 from omnirelay.client.answer import AsyncAnswer
 from omnirelay.client.transport import connection as transport
 from omnirelay.errors import (
@@ -379,9 +380,18 @@ async def test_a_cancelled_answer_does_not_go_on() -> None:
 
 
 async def test_closing_ends_what_waits_for_a_gateway() -> None:
-    async with lost(2) as answer:
-        pass
+    async with gateway(answers()) as address:
+        client = AsyncClient(address)
+        await client.connect()
+        answer = client.chat("Hi")
+    while answer._open._connection is not None:
+        await asyncio.sleep(0)
+    asked = asyncio.create_task(client.status())
+    await asyncio.sleep(0)
+    await client.close()
     await fails(answer, GatewayUnreachableError, "was closed")
+    with pytest.raises(GatewayUnreachableError, match="was closed"):
+        await asked
 
 
 async def test_a_deadline_counts_from_the_first_gateway() -> None:
@@ -391,8 +401,14 @@ async def test_a_deadline_counts_from_the_first_gateway() -> None:
 
     async with meeting(answers(*WHOLE[:4]), expect(4, shortened)) as client:
         check_whole(await gathered(client.chat("Hi", deadline_s=60)))
-    async with meeting(answers(*WHOLE[:4]), stay) as client:
-        await fails(client.chat("Hi", deadline_s=1e-9), DeadlineError, "interrupted")
+    # The next one is not waited for any longer.
+    async with gateway(answers()) as address:
+        client = AsyncClient(address)
+        await client.connect()
+        answer = client.chat("Hi", deadline_s=0.5)
+    async with asyncio.timeout(RECONNECT_S / 2):
+        await fails(answer, DeadlineError, "interrupted")
+    await client.close()
 
 
 async def test_files_are_sent_again() -> None:

@@ -99,6 +99,12 @@ def test_a_replica_that_was_silent_for_long_is_forgotten(registry: StageRegistry
         ("talker", "ready"),
     ]
     assert registry.get("thinker", "a") is None
+    # Not before its requests were told: with this timeout it may be silent for so long.
+    patient = StageRegistry(2 * module.FORGET_S, 300.0, "gate", clock)
+    patient.note(beat("a"))
+    clock.now += module.FORGET_S + 1
+    assert patient.newly_down() == []
+    assert patient.state("thinker") == "ready"
 
 
 def test_no_more_are_known_than_may_be(registry: StageRegistry, clock: Clock, monkeypatch: Patch) -> None:

@@ -168,7 +168,7 @@ async def test_what_cannot_be_an_answer_is_refused_before_any_stage_works(tcp: B
     # Bounds of the fields themselves.
     for each in (
         claim(text_token_ids=[-1]),
-        claim(text_token_ids=[1] * 65_537),
+        claim(chunk_samples=[480] * 65_537),
         claim(chunk_samples=[-480]),
         claim(""),
         claim("x" * 65),

@@ -78,7 +78,8 @@ def test_voices(thinker: ThinkerRig) -> None:
 
 def test_prompts_that_nobody_can_answer_aloud(thinker: ThinkerRig) -> None:
     for prompt, problem in (
-        ([40, 41], "no turn of the assistant"),
+        ([40, 41], "last turn is not the assistant's"),
+        ([*prompt_of(40), 50, IM_END, 10, IM_START, USER, 10, 60], "last turn is not the assistant's"),
         ([IM_START, SYSTEM, 10, IM_START, ASSISTANT, 10], "no turn of a user"),
     ):
         with pytest.raises(InvalidRequestError, match=problem):

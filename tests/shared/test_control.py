@@ -276,17 +276,19 @@ def test_a_stage_without_a_gateway_stops_at_once(context: Context) -> None:
     harness.stop()
 
 
-def test_a_gateway_that_asked_for_few_heartbeats_may_be_silent_for_longer(context: Context) -> None:
+@pytest.mark.parametrize(
+    ("own_s", "asked_s", "most_s"), [(0.05, 0.0, 5.0), (0.05, 4.0, 12.0), (4.0, 0.0, 12.0)]
+)
+def test_a_gateway_that_answers_few_heartbeats_may_be_silent_for_longer(
+    context: Context, own_s: float, asked_s: float, most_s: float
+) -> None:
     now = 0.0
-    harness = Harness(context)
+    harness = Harness(context, heartbeat_s=own_s)
     link = GatewayLink(harness._control, harness.heart, harness.gateway, 5.0, clock=lambda: now)
-    link.hear(Peers(gateway="aaaa"))
-    now = 5.1
-    assert link.abandoned
-    link.hear(Peers(gateway="aaaa", heartbeat_s=4.0))
-    now += 11.9
+    link.hear(Peers(gateway="aaaa", heartbeat_s=asked_s))
+    now = most_s - 0.1
     assert not link.abandoned
-    now += 0.2
+    now = most_s + 0.1
     assert link.abandoned
 
 

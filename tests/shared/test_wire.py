@@ -12,14 +12,18 @@ from omnirelay.errors import MessageError, PayloadError, VersionError
 from shared.messages import (
     Abort,
     AudioChunk,
+    CodecTokens,
     ConditioningRows,
     RequestFailed,
+    Resume,
+    ResumedSpeech,
     StageEvent,
     TalkerInput,
     TextDelta,
     TextSampling,
     ThinkerInput,
     ThinkRequest,
+    Token2WavInput,
 )
 from shared.messages.payloads import (
     AdditionalInformationEntry,
@@ -245,6 +249,21 @@ def test_the_longest_legal_prompt_fits_in_a_header():
     longer = msgspec.structs.replace(message, prompt_token_ids=[0] * (2**20 + 1))
     with pytest.raises(MessageError, match="length <= 1048576"):
         Decoder[Any](ThinkerInput).decode(encode(longer))
+
+
+def test_the_longest_speech_can_be_resumed():
+    """All positions that a talker has, in frames of sixteen ids."""
+    codes = [2047] * 16 * 65_536
+    think = ThinkRequest(
+        request_id="a",
+        prompt_token_ids=[1],
+        sampling=TextSampling(max_tokens=1),
+        seed=0,
+        resume=Resume(speech=ResumedSpeech(codec_token_ids=codes)),
+    )
+    assert Decoder[Any](ThinkerInput).decode(encode(think)) == think
+    told = CodecTokens(request_id="a", seq=0, token_ids=codes)
+    assert Decoder[Any](Token2WavInput).decode(encode(told)) == told
 
 
 @pytest.mark.parametrize("opcode", [b"\xdd", b"\xdf", b"\xdb", b"\xc6", b"\xc9"])

@@ -21,7 +21,8 @@ from services.thinker.background import Background
 from services.thinker.media.decoder import MediaDecoder
 from services.thinker.media.preparer import MediaPreparer
 from shared.config import MediaConfig
-from shared.messages import ThinkRequest
+from shared.messages import MediaItem, ThinkRequest
+from shared.messages.payloads import Blob
 from tests.support.conversations import Conversation, Item, Processor, asks
 from tests.support.media import picture, spoken
 from tests.support.thinking import PREPARED_S, ThinkerRig, request_about, thinker_request
@@ -272,6 +273,26 @@ def test_clients_take_turns() -> None:
             assert os.eventfd_read(wake_fd)
         assert work.order == ["a0", "a1", "b0", "c0", "a2", "b1", "a3"]
         assert len(work.take()) == 7
+    finally:
+        work.close()
+        os.close(wake_fd)
+
+
+def test_the_files_of_a_released_request_are_freed_before_its_turn() -> None:
+    wake_fd, file = os.eventfd(0), bytearray(8)
+    work = Held(wake_fd)
+    try:
+        work.submit(thinker_request("first", [1]))
+        assert work.begun.wait(PREPARED_S)
+        item = MediaItem(kind="image", data=Blob(file))
+        work.submit(msgspec.structs.replace(thinker_request("second", [1]), media=[item]))
+        work.release("second")
+        del item
+        # Refused while anybody has a view of it.
+        file.clear()
+        work.go_on.set()
+        assert os.eventfd_read(wake_fd)
+        assert [request.request_id for request, _ in work.take()] == ["first"]
     finally:
         work.close()
         os.close(wake_fd)

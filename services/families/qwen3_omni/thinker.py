@@ -205,12 +205,11 @@ class Roles:
         return cls(config.im_start_token_id, config.user_token_id, config.assistant_token_id)
 
     def reply_start(self, prompt: Sequence[int]) -> int:
-        """Where the last turn of the assistant begins; raises InvalidRequestError if it has none."""
-        starts = (at for at in range(len(prompt) - 2, -1, -1) if prompt[at] == self.begin)
-        found = next((at for at in starts if prompt[at + 1] == self.assistant), None)
-        if found is None:
+        """Where the last turn begins; raises InvalidRequestError if it is not the assistant's."""
+        found = next((at for at in range(len(prompt) - 2, -1, -1) if prompt[at] == self.begin), None)
+        if found is None or prompt[found + 1] != self.assistant:
             raise InvalidRequestError(
-                "the prompt has no turn of the assistant, so no reply can be spoken: send messages"
+                "the prompt's last turn is not the assistant's, so no reply can be spoken: send messages"
             )
         return found
 

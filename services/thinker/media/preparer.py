@@ -124,8 +124,8 @@ class MediaPreparer(Background[MultiModalInput]):
         try:
             return self._lay_out(request)
         finally:
-            if (since := self._waiting.get(request.request_id)) is not None:
-                self.metrics.preparing.observe(perf_counter() - since)
+            if (waiting := self._waiting.get(request.request_id)) is not None:
+                self.metrics.preparing.observe(perf_counter() - waiting[1])
 
     def _start_thread(self) -> None:
         self._own.decoder = MediaDecoder(self._limits)
