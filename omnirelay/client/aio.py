@@ -211,6 +211,9 @@ class AsyncClient:
                 log.debug("cannot use %s: %s", address, error)
                 errors.append(error)
             else:
+                if self._closed:
+                    await connection.close()
+                    raise GatewayUnreachableError(CLOSED)
                 self._connection = connection
                 self._connections.add(connection)
                 return connection

@@ -394,6 +394,21 @@ async def test_closing_ends_what_waits_for_a_gateway() -> None:
         await asked
 
 
+async def test_closing_ends_a_connection_that_is_being_made() -> None:
+    async def is_asked_nothing(session: Session) -> None:
+        assert await session.reader.read() == b""
+
+    async with gateway(is_asked_nothing) as address:
+        client = AsyncClient(address)
+        connecting = asyncio.create_task(client.connect())
+        await asyncio.sleep(0)
+        await client.close()
+        with pytest.raises(GatewayUnreachableError, match="was closed"):
+            await connecting
+        with pytest.raises(GatewayUnreachableError, match="not connected"):
+            client.chat("Hi")
+
+
 async def test_a_deadline_counts_from_the_first_gateway() -> None:
     def shortened(request: GenerateRequest) -> None:
         assert request.deadline_s is not None
