@@ -40,6 +40,12 @@ IGNORED: Final = (
     "uniqueItems",
 )
 """Keywords that the grammar's compiler would ignore."""
+_DECIDING: Final = ("$ref", "anyOf", "oneOf", "allOf")
+"""Beside one of them the compiler ignores the later ones, and all of :data:`_LIMITING`."""
+_LIMITING: Final = re.compile(
+    "(?:exclusive)?[mM](?:ax|in)imum|(?:max|min)(?:Items|Length|Properties)|(?:prefix|unevaluated)?[iI]tems|"
+    "(?:additional|pattern|unevaluated)?[pP]roperties|const|enum|format|pattern|propertyNames|required"
+)
 _ROLES: Final = {
     **dict.fromkeys(("const", "default", "enum", "examples"), "value"),
     **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"), "names"),
@@ -108,6 +114,11 @@ def _check_keywords(each: dict[str, Any], obeyed: bool) -> None:
     for keyword in IGNORED:
         if each.get(keyword, False) is not False:
             raise _invalid(f"{keyword} in the schema is not supported")
+    deciding = [keyword for keyword in _DECIDING if keyword in each]
+    if deciding and (beside := [*deciding[1:], *filter(_LIMITING.fullmatch, each)]):
+        raise _invalid(f"{beside[0]} beside {deciding[0]} in the schema is not supported")
+    if isinstance(parts := each.get("allOf"), list) and len(parts) > 1:
+        raise _invalid("allOf of several schemas is not supported")
     if isinstance(properties, dict) and isinstance(required, list):
         for name in required:
             if isinstance(name, str) and name not in properties:

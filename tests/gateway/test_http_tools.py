@@ -340,6 +340,7 @@ def nested(levels: int) -> dict[str, Any]:
         {"properties": {"children": {"type": "array", "items": {"$ref": "#"}}}},
         {"$ref": "#/$defs/a~1b", "$defs": {"a/b": {"$ref": "#/$defs/c"}, "c": {"type": "integer"}}},
         {"properties": {"$ref": {"type": "string"}}},
+        {"allOf": [{"type": "object"}], "type": "object", "title": "a", "description": "b", "default": {}},
         # A property of that name is not a regular expression, nor a list of properties.
         {"type": "object", "properties": {"pattern": {"type": "string"}, "properties": {"type": "object"}}},
     ],
@@ -390,6 +391,10 @@ def test_patterns_that_would_be_ignored_are_refused(pattern: str, place: str) ->
             for keyword in json_schema.IGNORED
         ),
         ({"type": "object", "properties": {"a": {}}, "required": ["a", "b"]}, "requires 'b'"),
+        ({"allOf": [{"type": "object"}, {"required": ["a"]}]}, "allOf of several"),
+        ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {}}, "properties beside anyOf"),
+        ({"oneOf": [{}], "allOf": [{}]}, "allOf beside oneOf"),
+        ({"$ref": "#/$defs/a", "maxLength": 3, "$defs": {"a": {}}}, r"maxLength beside \$ref"),
     ],
 )
 def test_what_an_answer_would_not_obey_is_refused(schema: Any, problem: str) -> None:
