@@ -87,6 +87,12 @@ async def test_a_response_repeats_what_was_asked(web: HttpBench, answers: None) 
         events: list[Any] = [event async for event in stream]
     for event in (events[0], events[-1]):
         assert event.response.to_dict().items() >= asked.items()
+    asked = {"min_tokens": 9, "max_output_tokens": 8}
+    refused = await web.http.post("/v1/responses", json={"model": MODEL, "input": "Hi", **asked})
+    assert refused.json()["error"]["param"] == "min_tokens"
+    long: Any = {"instructions": 70_000 * "b"}
+    body = bytearray(json.dumps({"model": "m", "input": "Hi", **long}).encode())
+    assert read_response(parse(body, 10**6), 100, lambda _: None)[0].shown.items() >= long.items()
 
 
 async def test_a_response_continues_an_earlier_one(web: HttpBench, answers: None) -> None:
@@ -251,6 +257,15 @@ def test_items_are_messages() -> None:
         ({"input": []}, "input"),
         ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "Hi", "metadata": {"a": 513 * "b"}}, "metadata[...]"),
+        ({"input": "Hi", "metadata": {"a": 70_000 * "b"}}, "metadata"),
+        ({"input": [{"role": "bad", "content": "Hi"}], "instructions": "Be kind."}, "input[0].role"),
+        (
+            {"input": [{"type": "reasoning"}, {"role": "user", "content": [{"type": "text"}]}]},
+            "input[1].content[0].text",
+        ),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": "Hi", "text": {"format": {"type": "bad"}}}, "text.format.type"),
+        ({"input": "Hi", "text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),
     ],
     ids=str,
 )
