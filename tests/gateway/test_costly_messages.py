@@ -397,6 +397,18 @@ async def test_a_message_that_nobody_takes_is_dropped_where_memory_is_short(
         await idle(b)
 
 
+async def test_what_is_to_be_tokenized_is_counted_until_its_client_leaves(web: HttpBench) -> None:
+    gateway = web.process.gateway
+    await gateway.intake._thread._turn.enter("another")
+    sound = {"type": "input_audio", "input_audio": {"data": "A" * 2**17, "format": "wav"}}
+    body = {"messages": [{"role": "user", "content": [sound]}]}
+    asked = asyncio.create_task(web.http.post("/tokenize", json=body))
+    await until(lambda: gateway.held.total == 2**17 // 4 * 3)
+    asked.cancel()
+    await until(lambda: gateway.held.total == 0)
+    gateway.intake._thread._turn.leave("another")
+
+
 async def test_texts_that_wait_to_be_spoken_are_counted(web: HttpBench) -> None:
     socket = await dial(web, "/v1/audio/speech/stream")
     await say(socket, type="session.config")
