@@ -259,7 +259,8 @@ class ResponsesApi(Api):
         """Return what writes an answer, and keeps it if it is to be kept."""
 
         def keep(name: str, text: str) -> None:
-            if options.store:
+            # What a connection answered can be continued on it, stored or not.
+            if options.store or http.scope["type"] == "websocket":
                 self.keep(http, name, options, text)
 
         return ResponseWriter(self._context.model, answer, options, options.shown, keep)
@@ -281,8 +282,8 @@ def as_body(event: dict[str, Any]) -> dict[str, Any]:
     kind = event.pop("type", None)
     if kind != CREATE:
         raise InvalidRequestError(f"type can be {CREATE} or {CANCEL}, not {str(kind)[:64]!r}", "type")
-    # What a connection answered can be continued on it, stored or not; all its answers are streamed.
-    return event | {"stream": True, "store": True}
+    # All answers of a connection are streamed.
+    return event | {"stream": True}
 
 
 def _size(message: ChatMessage) -> int:
