@@ -104,7 +104,7 @@ def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int, st
 
 
 def _check_keywords(each: dict[str, Any], obeyed: bool) -> None:
-    properties, required = each.get("properties"), each.get("required")
+    properties, required = each.get("properties", {}), each.get("required")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
         raise _invalid(
             f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"

@@ -391,6 +391,7 @@ def test_patterns_that_would_be_ignored_are_refused(pattern: str, place: str) ->
             for keyword in json_schema.IGNORED
         ),
         ({"type": "object", "properties": {"a": {}}, "required": ["a", "b"]}, "requires 'b'"),
+        ({"type": "object", "required": ["a"]}, "requires 'a'"),
         ({"allOf": [{"type": "object"}, {"required": ["a"]}]}, "allOf of several"),
         ({"anyOf": [{"required": ["a"]}, {"required": ["b"]}], "properties": {}}, "properties beside anyOf"),
         ({"oneOf": [{}], "allOf": [{}]}, "allOf beside oneOf"),
