@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.quota import MemoryBudget
+from gateway.http import body
 from gateway.http.body import _unpacked, find
 from gateway.http.fields import convert
 from gateway.http.openai import messages, responses, strings
@@ -80,6 +82,16 @@ def test_quotes_are_not_searched_one_by_one(monkeypatch: Patch) -> None:
     assert strings.parse(bytearray(b'{"":"%b"}' % (b'\\"' * 2**15)), 1).values == {"": '"' * 2**15}
     strings.parse(bytearray(b'{"":[%b0]}' % (b'"",' * 2**15)), 1)
     assert next(searches) < 200
+
+
+def test_the_beginning_of_a_body_is_searched_for_half_a_character(monkeypatch: Patch) -> None:
+    """All of 32 MB stopped the gateway for 3 s."""
+    pattern = mock.Mock()
+    monkeypatch.setattr(body, "LONE_SURROGATE", pattern)
+    cut = bytearray(b'{"a": "' + b"x" * 2**20)
+    with pytest.raises(InvalidRequestError):
+        body.read_object(cut)
+    pattern.search.assert_called_once_with(cut, 0, body.SEARCHED)
 
 
 async def test_what_follows_a_packed_body_is_not_kept() -> None:
