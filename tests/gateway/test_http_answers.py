@@ -280,3 +280,8 @@ def test_an_answer_for_which_there_is_no_room_expires_at_once() -> None:
     assert answers.keep("a", "audio_2", "x" * MOST_BYTES, len("x" * MOST_BYTES)) == 1000
     assert answers.get("a", "audio_2") is None
     assert answers.get("a", "audio_1") == "Hello"
+    # Nor does its client lose others where those of other clients leave none.
+    answers._quota.take("others", MOST_BYTES // 8 * 7 + 1000)
+    most = MOST_BYTES // 8 - ENTRY_BYTES
+    assert answers.keep("a", "audio_3", "x", most) == 1000
+    assert answers.get("a", "audio_1") == "Hello"
