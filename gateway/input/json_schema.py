@@ -12,6 +12,8 @@ import msgspec
 
 from omnirelay.errors import InvalidRequestError
 
+MAX_CHARACTERS: Final = 2**16
+"""Of a schema's text, as of :data:`omnirelay.values.JsonSchema`: a longer one is not even parsed."""
 MAX_PROPERTIES: Final = 256
 """Of one object: the time rises with the cube of the optional ones."""
 MAX_DEPTH: Final = 128
@@ -40,6 +42,12 @@ IGNORED: Final = (
     "uniqueItems",
 )
 """Keywords that the grammar's compiler would ignore."""
+_DECIDING: Final = ("$ref", "anyOf", "oneOf", "allOf")
+"""Beside one of them the compiler ignores the later ones, and all of :data:`_LIMITING`."""
+_LIMITING: Final = re.compile(
+    "(?:exclusive)?[mM](?:ax|in)imum|(?:max|min)(?:Items|Length|Properties)|(?:prefix|unevaluated)?[iI]tems|"
+    "(?:additional|pattern|unevaluated)?[pP]roperties|const|enum|format|pattern|propertyNames|required"
+)
 _ROLES: Final = {
     **dict.fromkeys(("const", "default", "enum", "examples"), "value"),
     **dict.fromkeys(("$defs", "definitions", "dependentSchemas", "patternProperties", "properties"), "names"),
@@ -55,6 +63,8 @@ def require_feasible(schema: str, obeyed: bool = True) -> None:
         schema: The text.
         obeyed: An answer has to obey it, so that it may have no keyword that would be ignored.
     """
+    if obeyed and len(schema) > MAX_CHARACTERS:
+        raise _invalid(f"the schema has {len(schema)} characters, more than {MAX_CHARACTERS}")
     try:
         root = msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:
@@ -98,7 +108,7 @@ def _containers(root: Any) -> Iterator[tuple[dict[str, Any] | list[Any], int, st
 
 
 def _check_keywords(each: dict[str, Any], obeyed: bool) -> None:
-    properties, required = each.get("properties"), each.get("required")
+    properties, required = each.get("properties", {}), each.get("required")
     if isinstance(properties, dict) and len(properties) > MAX_PROPERTIES:
         raise _invalid(
             f"an object of the schema has {len(properties)} properties, more than {MAX_PROPERTIES}"
@@ -108,6 +118,11 @@ def _check_keywords(each: dict[str, Any], obeyed: bool) -> None:
     for keyword in IGNORED:
         if each.get(keyword, False) is not False:
             raise _invalid(f"{keyword} in the schema is not supported")
+    deciding = [keyword for keyword in _DECIDING if keyword in each]
+    if deciding and (beside := [*deciding[1:], *filter(_LIMITING.fullmatch, each)]):
+        raise _invalid(f"{beside[0]} beside {deciding[0]} in the schema is not supported")
+    if isinstance(parts := each.get("allOf"), list) and len(parts) > 1:
+        raise _invalid("allOf of several schemas is not supported")
     if isinstance(properties, dict) and isinstance(required, list):
         for name in required:
             if isinstance(name, str) and name not in properties:

@@ -178,6 +178,7 @@ class CallParser:
     # Before it the end of a call that has begun does not begin.
     _searched: int = field(default=0, init=False)
     _is_text: bool = field(default=False, init=False)
+    _dropped: list[str] = field(default_factory=list, init=False)
 
     @property
     def begun(self) -> bool:
@@ -222,7 +223,9 @@ class CallParser:
         return found
 
     def written(self, text: str) -> str:
-        """Return a whole answer in the form in which the model reads it again."""
+        """Return a whole answer in the form in which the model reads it again, without dropped calls."""
+        for each in self._dropped:
+            text = text.replace(each, "", 1)
         return f"{BEGIN}\n{text}\n{END}" if self.bare and self.calls else text
 
     def _may_be_call(self) -> bool:
@@ -244,6 +247,8 @@ class CallParser:
         elif self.several or not self.calls:
             self.calls += 1
             found.append(call)
+        else:
+            self._dropped.append(whole)
 
     def _read(self, text: str) -> Call | None:
         try:

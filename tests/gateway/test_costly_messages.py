@@ -12,6 +12,7 @@ from contextlib import suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import msgspec
 import pytest
@@ -21,6 +22,7 @@ from websockets.exceptions import ConnectionClosed, ConnectionClosedError
 
 from gateway.dispatch.registry import StageRegistry
 from gateway.fairness.quota import MemoryBudget
+from gateway.http import body
 from gateway.http.body import _unpacked, find
 from gateway.http.fields import convert
 from gateway.http.openai import messages, responses, strings
@@ -80,6 +82,16 @@ def test_quotes_are_not_searched_one_by_one(monkeypatch: Patch) -> None:
     assert strings.parse(bytearray(b'{"":"%b"}' % (b'\\"' * 2**15)), 1).values == {"": '"' * 2**15}
     strings.parse(bytearray(b'{"":[%b0]}' % (b'"",' * 2**15)), 1)
     assert next(searches) < 200
+
+
+def test_the_beginning_of_a_body_is_searched_for_half_a_character(monkeypatch: Patch) -> None:
+    """All of 32 MB stopped the gateway for 3 s."""
+    pattern = mock.Mock()
+    monkeypatch.setattr(body, "LONE_SURROGATE", pattern)
+    cut = bytearray(b'{"a": "' + b"x" * 2**20)
+    with pytest.raises(InvalidRequestError):
+        body.read_object(cut)
+    pattern.search.assert_called_once_with(cut, 0, body.SEARCHED)
 
 
 async def test_what_follows_a_packed_body_is_not_kept() -> None:
@@ -395,6 +407,18 @@ async def test_a_message_that_nobody_takes_is_dropped_where_memory_is_short(
                 await socket.recv()
         await b.stages.answer(first, b.encode("Hello"))
         await idle(b)
+
+
+async def test_what_is_to_be_tokenized_is_counted_until_its_client_leaves(web: HttpBench) -> None:
+    gateway = web.process.gateway
+    await gateway.intake._thread._turn.enter("another")
+    sound = {"type": "input_audio", "input_audio": {"data": "A" * 2**17, "format": "wav"}}
+    body = {"messages": [{"role": "user", "content": [sound]}]}
+    asked = asyncio.create_task(web.http.post("/tokenize", json=body))
+    await until(lambda: gateway.held.total == 2**17 // 4 * 3)
+    asked.cancel()
+    await until(lambda: gateway.held.total == 0)
+    gateway.intake._thread._turn.leave("another")
 
 
 async def test_texts_that_wait_to_be_spoken_are_counted(web: HttpBench) -> None:

@@ -16,7 +16,7 @@ from ops import child
 from shared.messages import STAGES
 from tests.gateway.bench import Bench, Configure, bench, fails
 from tests.gateway.fake_stages import until
-from tests.gateway.http_bench import HI, MODEL, HttpBench
+from tests.gateway.http_bench import HI, MODEL, HttpBench, events_in
 from tests.gateway.scripted import Script, whole
 from tests.gateway.test_processes import children_of, gone
 from tests.support.processes import wait_until
@@ -92,6 +92,18 @@ async def test_an_answer_that_is_not_read_yet_is_waited_for(web: HttpBench) -> N
     assert not drain.done()
     await script.play(request)
     assert (await asked).choices[0].message.content
+    await drain
+
+
+async def test_a_speech_does_not_wait_for_a_place_at_a_gateway_that_stops(web: HttpBench) -> None:
+    body = {"model": MODEL, "input": "A sentence of a text. " * 9 + "The end.", "stream_format": "sse"}
+    asked = asyncio.create_task(web.http.post("/v1/audio/speech", json=body))
+    request = await web.stages.request(0)
+    drain, _ = await drains(web)
+    await web.stages.answer(request, [])
+    async with asyncio.timeout(LONG_S / 2):
+        [*_, error] = events_in((await asked).text)
+    assert error["error"]["code"] == "stopping"
     await drain
 
 

@@ -146,9 +146,10 @@ async def test_a_text_is_continued(web: HttpBench) -> None:
             assert whole.usage.completion_tokens == len(web.encode(CONTINUED))
             assert web.stages.requests[-1].prompt_token_ids == ids
             assert web.stages.requests[-1].sampling.max_tokens == 16
-        await create(model=MODEL, prompt="<|im_end|>", max_tokens=5)
-        assert len(web.stages.requests[-1].prompt_token_ids) > 1
-        assert web.stages.requests[-1].sampling.max_tokens == 5
+        for most in ("max_tokens", "max_completion_tokens"):
+            await web.http.post("/v1/completions", json={"model": MODEL, "prompt": "<|im_end|>", most: 5})
+            assert len(web.stages.requests[-1].prompt_token_ids) > 1
+            assert web.stages.requests[-1].sampling.max_tokens == 5
         options: Any = {"include_usage": True}
         # Its models do not know that only the last chunk has a finish reason, as in OpenAI's own streams.
         lenient = web.ai.with_options(_extra_kwargs={"_strict_response_validation": False})
@@ -159,6 +160,14 @@ async def test_a_text_is_continued(web: HttpBench) -> None:
         assert "".join(choice.text for chunk in chunks for choice in chunk.choices) == CONTINUED
         assert chunks[-2].choices[0].finish_reason == "stop"
         assert chunks[-1].usage.completion_tokens == len(web.encode(CONTINUED))
+        assert chunks[0].to_dict()["usage"] is None
+        options["continuous_usage_stats"] = True
+        stream = await lenient.completions.create(
+            model=MODEL, prompt="Once", stream=True, stream_options=options
+        )
+        counts = [chunk.usage.completion_tokens async for chunk in stream]
+        assert counts[0] > 0
+        assert counts[-1] == len(web.encode(CONTINUED))
         for wrong in ("", [10**6]):
             with pytest.raises(openai.BadRequestError) as raised:
                 await create(model=MODEL, prompt=wrong)
@@ -177,6 +186,7 @@ async def test_a_text_is_continued(web: HttpBench) -> None:
         ({"prompt": "a", "suffix": "b"}, "suffix"),
         ({"prompt": "a", "echo": True}, "echo"),
         ({"prompt": "a", "mood": "good"}, "mood"),
+        ({"prompt": "a", "stream": True, "resumable": True}, "resumable"),
     ],
     ids=str,
 )
@@ -223,7 +233,7 @@ async def test_an_answer_is_what_the_assistant_said(web: HttpBench) -> None:
     async with speaking(web, SAID, CHUNKS):
         for name in ((await whole(web))[0], await streamed(web)):
             said: Any = {"role": "assistant", "content": SAID}
-            for earlier in (spoken(name), said):
+            for earlier in (spoken(name) | {"content": ""}, said):
                 await web.ai.chat.completions.create(messages=[QUESTION, earlier, QUESTION], **SPOKEN)
             named, written = web.stages.requests[-2:]
             assert named.prompt_token_ids == written.prompt_token_ids
@@ -269,4 +279,9 @@ def test_an_answer_for_which_there_is_no_room_expires_at_once() -> None:
     answers.keep("a", "audio_1", "Hello", len("Hello"))
     assert answers.keep("a", "audio_2", "x" * MOST_BYTES, len("x" * MOST_BYTES)) == 1000
     assert answers.get("a", "audio_2") is None
+    assert answers.get("a", "audio_1") == "Hello"
+    # Nor does its client lose others where those of other clients leave none.
+    answers._quota.take("others", MOST_BYTES // 8 * 7 + 1000)
+    most = MOST_BYTES // 8 - ENTRY_BYTES
+    assert answers.keep("a", "audio_3", "x", most) == 1000
     assert answers.get("a", "audio_1") == "Hello"

@@ -136,8 +136,10 @@ def test_parts_of_every_kind() -> None:
 def test_an_earlier_spoken_answer_is_its_transcript() -> None:
     """As the message of an answer is sent back by those who keep the conversation."""
     audio = {"id": "audio_1", "data": "AAAA", "expires_at": 1, "transcript": "Hello"}
-    answer = {"role": "assistant", "content": None, "audio": audio, "annotations": None}
-    assert read(messages=[*HI, answer, *HI])[1].messages[1] == ChatMessage("assistant", "Hello")
+    refusal = {"content": None, "refusal": "Hello"}
+    for said in ({"content": None, "audio": audio}, {"content": "", "audio": audio}, refusal):
+        answer = {"role": "assistant", "annotations": None, **said}
+        assert read(messages=[*HI, answer, *HI])[1].messages[1] == ChatMessage("assistant", "Hello")
     error = refused(messages=[*HI, {"role": "assistant", "audio": {"id": "audio_1"}}])
     assert error.param == "messages[1].audio"
     assert "transcript" in str(error)

@@ -87,6 +87,12 @@ async def test_a_response_repeats_what_was_asked(web: HttpBench, answers: None) 
         events: list[Any] = [event async for event in stream]
     for event in (events[0], events[-1]):
         assert event.response.to_dict().items() >= asked.items()
+    asked = {"min_tokens": 9, "max_output_tokens": 8}
+    refused = await web.http.post("/v1/responses", json={"model": MODEL, "input": "Hi", **asked})
+    assert refused.json()["error"]["param"] == "min_tokens"
+    long: Any = {"instructions": 70_000 * "b"}
+    body = bytearray(json.dumps({"model": "m", "input": "Hi", **long}).encode())
+    assert read_response(parse(body, 10**6), 100, lambda _: None)[0].shown.items() >= long.items()
 
 
 async def test_a_response_continues_an_earlier_one(web: HttpBench, answers: None) -> None:
@@ -129,7 +135,7 @@ async def test_responses_over_a_websocket(web: HttpBench, answers: None) -> None
         assert (warm.output, web.stages.requests) == ([], [])
         await create(model=MODEL, input="Who are you?", previous_response_id=warm.id, store=False)
         first = await until_completed(socket)
-        assert first.output_text == ANSWER
+        assert (first.output_text, first.store) == (ANSWER, False)
         await create(model=MODEL, input="Why?", previous_response_id=first.id)
         await create(model=MODEL, input="Why?", previous_response_id="resp_1")
         assert (await until_completed(socket)).output_text == ANSWER
@@ -176,6 +182,33 @@ async def test_a_client_that_leaves_a_websocket_cancels_its_response(web: HttpBe
         await create(model=MODEL, input="Hi")
         request = await web.stages.request(0)
     await web.stages.aborted(request.request_id)
+
+
+async def test_a_gateway_that_stops_tells_a_websocket(web: HttpBench) -> None:
+    """The client, which has cancelled nothing, is not told that it has."""
+    async with web.ai.responses.connect() as socket:
+        create: Any = socket.response.create
+        await create(model=MODEL, input="Hi")
+        request = await web.stages.request(0)
+        await web.stages.text(request.request_id, 0, web.encode("How"))
+        while (await socket.recv()).type != "response.output_text.delta":
+            pass
+        web.process.gateway.close()
+        error: Any = await socket.recv()
+        assert (error.type, error.code, error.status) == ("error", "cancelled", 503)
+
+
+async def test_a_call_that_was_dropped_is_not_continued(roomy: HttpBench) -> None:
+    web = roomy
+    asked: Any = {"model": MODEL, "tools": [FLAT], "parallel_tool_calls": False}
+    async with speaking(web, f"{WEATHER}\n{WEATHER.replace('Ulm', 'Rom')}", []):
+        first: Any = await web.ai.responses.create(input="Rain?", **asked)
+        [call] = first.output
+        output: Any = {"type": "function_call_output", "call_id": call.call_id, "output": "No."}
+        await web.ai.responses.create(input=[output], previous_response_id=first.id, **asked)
+        prompt = web.prompt_of(web.stages.requests[1])
+        assert prompt.count("Ulm") == 1
+        assert "Rom" not in prompt
 
 
 async def until_completed(socket: Any) -> Any:
@@ -251,6 +284,15 @@ def test_items_are_messages() -> None:
         ({"input": []}, "input"),
         ({"input": "Hi", "max_output_tokens": 0}, "max_output_tokens"),
         ({"input": "Hi", "metadata": {"a": 513 * "b"}}, "metadata[...]"),
+        ({"input": "Hi", "metadata": {"a": 70_000 * "b"}}, "metadata"),
+        ({"input": [{"role": "bad", "content": "Hi"}], "instructions": "Be kind."}, "input[0].role"),
+        (
+            {"input": [{"type": "reasoning"}, {"role": "user", "content": [{"type": "text"}]}]},
+            "input[1].content[0].text",
+        ),
+        ({"input": [{"type": "reasoning"}]}, "input"),
+        ({"input": "Hi", "text": {"format": {"type": "bad"}}}, "text.format.type"),
+        ({"input": "Hi", "text": {"format": {"type": "json_schema", "schema": 5}}}, "text.format.schema"),
     ],
     ids=str,
 )

@@ -197,18 +197,7 @@ class Completion:
         if self._audio is not None:
             # vLLM-Omni's benchmark tells text from speech by it.
             chunk["modality"] = "audio" if delta.get("audio", {}).get("data") else "text"
-        if not self._options.usage.include_usage:
-            return chunk
-        running = self._options.usage.continuous_usage_stats
-        return {**chunk, "usage": self._usage_so_far() if running else None}
-
-    def _usage_so_far(self) -> dict[str, int] | None:
-        """Count the tokens that the stages have sent; none if the request is not remembered any more."""
-        report = self._context.gateway.report(self._answer.request_id)
-        if report is None:
-            return None
-        written = report.text_tokens + report.codec_tokens
-        return tokens_of(report.prompt_tokens, written, "prompt", "completion")
+        return chunk | running_usage(self._context, self._options, self._answer)
 
     def _text_deltas(self, text: str, always: bool = False, last: bool = False) -> list[dict[str, Any]]:
         """Return what a piece of the text brings; ``always`` something."""
@@ -253,6 +242,17 @@ class Completion:
 def usage_of_chat(done: DoneEvent) -> dict[str, Any]:
     """Build ``usage`` with a chat's names."""
     return usage_of(done, "prompt", "completion", "tokens_details")
+
+
+def running_usage(context: HttpContext, options: ChatAnswerOptions, answer: HttpAnswer) -> dict[str, Any]:
+    """Build the field ``usage`` of a chunk: null, or the tokens that the stages have sent, if asked for."""
+    if not options.usage.include_usage:
+        return {}
+    report = context.gateway.report(answer.request_id) if options.usage.continuous_usage_stats else None
+    if report is None:
+        return {"usage": None}
+    written = report.text_tokens + report.codec_tokens
+    return {"usage": tokens_of(report.prompt_tokens, written, "prompt", "completion")}
 
 
 Chunks = AsyncGenerator[dict[str, Any], None]

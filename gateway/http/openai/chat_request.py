@@ -1,6 +1,6 @@
 """The body of ``/v1/chat/completions``, converted to a request of the gateway."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal
 
@@ -181,19 +181,21 @@ def read_chat(
     max_text_tokens: int,
     kept: Kept = lambda _: None,
     continued: Callable[[list[ChatMessage]], list[ChatMessage]] = lambda messages: messages,
+    places: Sequence[str] = (),
 ) -> tuple[ChatAnswerOptions, GenerateRequest]:
     """Check a chat; ``ignore_eos`` asks for ``max_text_tokens``.
 
     Args:
         kept: Gives the texts of earlier answers.
         continued: Puts an earlier conversation before the messages.
+        places: Where each message is in the request, if it is not in ``messages``.
 
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
     strings, fields = body.strings, read_fields(body.values, ChatFields)
     audio = _audio_format(fields)
-    places = [f"messages[{at}]" for at in range(len(fields.messages))]
+    places = places or [f"messages[{at}]" for at in range(len(fields.messages))]
     try:
         given = [convert(each, Message, place) for each, place in zip(fields.messages, places, strict=True)]
         read = [read_message(each, strings, place, kept) for each, place in zip(given, places, strict=True)]

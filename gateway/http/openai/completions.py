@@ -12,7 +12,7 @@ from gateway.http.answer import HttpAnswer, begin, finish_reason
 from gateway.http.context import Api
 from gateway.http.fields import convert
 from gateway.http.openai.chat import NAMES as CHAT_NAMES
-from gateway.http.openai.chat import stream_of, usage_of_chat, whole_of
+from gateway.http.openai.chat import running_usage, stream_of, usage_of_chat, whole_of
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.strings import Body, parse
 from omnirelay.errors import InvalidRequestError, UnsupportedError
@@ -30,6 +30,7 @@ OF_CHATS: Final = (
     "logprobs",
     "top_logprobs",
     "suffix",
+    "resumable",
 )
 """Fields that are for chats only, or that OpenAI has in another form here."""
 NAMES: Final[Mapping[str, str | None]] = {
@@ -46,7 +47,7 @@ def read_completion(body: Body, max_text_tokens: int) -> tuple[ChatAnswerOptions
     Raises:
         InvalidRequestError: It is invalid, or asks for something that is not supported.
     """
-    values = {"max_tokens": MAX_TOKENS, **body.values}
+    values = dict(body.values)
     for name in OF_CHATS:
         if values.pop(name, None) is not None:
             raise UnsupportedError(f"{name} is not supported here", name)
@@ -58,7 +59,7 @@ def read_completion(body: Body, max_text_tokens: int) -> tuple[ChatAnswerOptions
         ids = convert(prompt, list[int], "prompt")
     elif not isinstance(prompt, str):
         raise InvalidRequestError("prompt must be a text, or a list of token ids", "prompt")
-    if values["max_tokens"] is None:
+    if values.get("max_tokens") is None and values.get("max_completion_tokens") is None:
         values["max_tokens"] = MAX_TOKENS
     values["messages"] = [{"role": "user", "content": prompt if ids is None else ""}]
     options, request = read_chat(Body(values, body.strings), max_text_tokens)
@@ -89,13 +90,19 @@ class CompletionsApi(Api):
     async def _events(
         self, options: ChatAnswerOptions, answer: HttpAnswer
     ) -> AsyncGenerator[dict[str, Any], None]:
+        created = int(time.time())
+
+        def chunk(text: str, reason: str | None = None) -> dict[str, Any]:
+            usage = running_usage(self._context, options, answer)
+            return {**self._object(answer, text, reason), "created": created, **usage}
+
         async for event in answer:
             if isinstance(event, TextEvent) and event.text:
-                yield self._object(answer, event.text, None)
+                yield chunk(event.text)
             elif isinstance(event, DoneEvent):
-                yield self._object(answer, "", finish_reason(event))
+                yield chunk("", finish_reason(event))
                 if options.usage.include_usage:
-                    yield {**self._object(answer, "", None), "choices": [], "usage": usage_of_chat(event)}
+                    yield {**chunk(""), "choices": [], "usage": usage_of_chat(event)}
 
     def _object(self, answer: HttpAnswer, text: str, reason: str | None) -> dict[str, Any]:
         choice = {"index": 0, "text": text, "logprobs": None, "finish_reason": reason}

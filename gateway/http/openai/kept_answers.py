@@ -43,7 +43,7 @@ class KeptAnswers(Generic[T]):
         now = self._clock()
         self._drop_expired(now)
         size += ENTRY_BYTES
-        if size > self._quota.total // 8:
+        if size > min(self._quota.total // 8, self._quota.free + self._quota.own(client)):
             # Making room for it would cost the client all others.
             return int(now)
         while client in self._own and not self._quota.has_for(client, size):

@@ -183,13 +183,10 @@ def _only_text(part: ContentPart, where: str) -> str:
 
 
 def _content(message: Message, strings: LongStrings, where: str, kept: Kept) -> str | list[ContentPart]:
-    if isinstance(message.content, str):
-        return strings.text(message.content)
-    if message.content is not None:
-        return [_part(part, strings, f"{where}.content[{at}]") for at, part in enumerate(message.content)]
-    if message.audio is not None and message.audio.transcript is not None:
-        return strings.text(message.audio.transcript)
-    if message.audio is not None:
+    # LangChain sends an empty text beside the audio.
+    if not message.content and message.audio is not None:
+        if message.audio.transcript is not None:
+            return strings.text(message.audio.transcript)
         text = kept(message.audio.id or "")
         if text is None:
             raise InvalidRequestError(
@@ -197,6 +194,10 @@ def _content(message: Message, strings: LongStrings, where: str, kept: Kept) -> 
                 f"{where}.audio",
             )
         return text
+    if isinstance(message.content, list):
+        return [_part(part, strings, f"{where}.content[{at}]") for at, part in enumerate(message.content)]
+    if (said := message.refusal if message.content is None else message.content) is not None:
+        return strings.text(said)
     raise InvalidRequestError(f"{where} has no content", f"{where}.content")
 
 

@@ -16,7 +16,8 @@ from starlette.responses import Response
 from gateway.http.answer import HttpAnswer, begin, reading
 from gateway.http.context import Api, HttpContext
 from gateway.http.errors import json_response
-from gateway.http.fields import read_fields
+from gateway.http.fields import named, read_fields
+from gateway.http.openai.chat import NAMES as CHAT_NAMES
 from gateway.http.openai.chat_request import ChatAnswerOptions, read_chat
 from gateway.http.openai.kept_answers import KeptAnswers
 from gateway.http.openai.response_writer import ResponseWriter
@@ -51,7 +52,13 @@ CHATS: Final = frozenset(
     }
 )
 """Fields of vLLM's API that mean what they mean in a chat."""
-NAMES: Final[Mapping[str, str | None]] = {"messages": "input", "text_sampling.json_schema": "text.format"}
+NAMES: Final[Mapping[str, str | None]] = {
+    **CHAT_NAMES,
+    "messages": "input",
+    "response_format.type": "text.format.type",
+    "response_format.json_schema.schema": "text.format.schema",
+    "text_sampling.json_schema": "text.format",
+}
 """Names here of fields of a chat and of a :class:`omnirelay.protocol.GenerateRequest`, where they differ."""
 PARTS: Final = {"input_text": "text", "output_text": "text", "refusal": "text", "text": "text"}
 CREATE: Final = "response.create"
@@ -154,6 +161,8 @@ def read_response(
     fields = read_fields(values, ResponseFields, NEUTRAL)
     if LOGPROBS in fields.include:
         raise UnsupportedError(f"include cannot have {LOGPROBS}", "include")
+    if strings.has_word(str(fields.metadata)):
+        raise InvalidRequestError("metadata has a text of more than 512 characters", "metadata")
     conversation: list[ChatMessage] = []
 
     def continued(messages: list[ChatMessage]) -> list[ChatMessage]:
@@ -169,10 +178,14 @@ def read_response(
         conversation.extend(own)
         return [*system, *conversation]
 
-    options, request = read_chat(Body(chat | _chat(fields), strings), max_text_tokens, continued=continued)
+    asked, places = _chat(fields)
+    with named(NAMES):
+        options, request = read_chat(
+            Body(chat | asked, strings), max_text_tokens, continued=continued, places=places
+        )
     kept = ResponseOptions(
         **vars(options),
-        shown=_shown(fields),
+        shown=_shown(fields) | {"instructions": fields.instructions and strings.text(fields.instructions)},
         store=fields.store,
         generate=fields.generate,
         conversation=conversation,
@@ -181,24 +194,26 @@ def read_response(
 
 
 def _shown(fields: ResponseFields) -> dict[str, Any]:
-    names = ("instructions", "max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id")
+    names = ("max_output_tokens", "metadata", "parallel_tool_calls", "previous_response_id")
     shown = {name: getattr(fields, name) for name in (*names, "store", "temperature", "tools", "top_p")}
     form = fields.text.format if fields.text else None
     return shown | {"text": {"format": form or {"type": "text"}}, "tool_choice": fields.tool_choice or "auto"}
 
 
-def _chat(fields: ResponseFields) -> dict[str, Any]:
-    """Convert the fields to those of a chat, which checks the rest of them."""
+def _chat(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
+    """Convert the fields to those of a chat, which checks the rest of them; and where its messages are."""
     items = [{"role": "user", "content": fields.input}] if isinstance(fields.input, str) else fields.input
     messages: list[dict[str, Any]] = []
     if fields.instructions:
         messages.append({"role": "system", "content": fields.instructions})
+    places = ["instructions"] * len(messages)
     for at, item in enumerate(items):
         _append(messages, item, f"input[{at}]")
+        places += [f"input[{at}]"] * (len(messages) - len(places))
     choice = fields.tool_choice
     if isinstance(choice, dict):
         choice = {"type": choice.get("type"), "function": _without(choice, "type")}
-    return {
+    chat = {
         "model": fields.model,
         "messages": messages,
         "max_completion_tokens": fields.max_output_tokens,
@@ -210,6 +225,7 @@ def _chat(fields: ResponseFields) -> dict[str, Any]:
         "parallel_tool_calls": fields.parallel_tool_calls,
         "stream": fields.stream,
     }
+    return chat, places
 
 
 class ResponsesApi(Api):
@@ -243,7 +259,8 @@ class ResponsesApi(Api):
         """Return what writes an answer, and keeps it if it is to be kept."""
 
         def keep(name: str, text: str) -> None:
-            if options.store:
+            # What a connection answered can be continued on it, stored or not.
+            if options.store or http.scope["type"] == "websocket":
                 self.keep(http, name, options, text)
 
         return ResponseWriter(self._context.model, answer, options, options.shown, keep)
@@ -265,8 +282,8 @@ def as_body(event: dict[str, Any]) -> dict[str, Any]:
     kind = event.pop("type", None)
     if kind != CREATE:
         raise InvalidRequestError(f"type can be {CREATE} or {CANCEL}, not {str(kind)[:64]!r}", "type")
-    # What a connection answered can be continued on it, stored or not; all its answers are streamed.
-    return event | {"stream": True, "store": True}
+    # All answers of a connection are streamed.
+    return event | {"stream": True}
 
 
 def _size(message: ChatMessage) -> int:

@@ -48,7 +48,7 @@ class _Connection(JsonSocket):
         self._waiting: asyncio.Queue[str] = asyncio.Queue(MAX_WAITING)
         self._answering = asyncio.Lock()
         self._current: HttpAnswer | None = None
-        # The one whose request is still read is to be cancelled.
+        # The client has cancelled it, or the one whose request is still read.
         self._cancelled = False
 
     async def _converse(self) -> None:
@@ -97,6 +97,7 @@ class _Connection(JsonSocket):
         if current is None:
             self._cancelled |= meant is None and (self._answering.locked() or not self._waiting.empty())
         elif meant in (None, f"resp_{current.request_id}"):
+            self._cancelled = True
             self._context.gateway.cancel(current.request_id)
         return True
 
@@ -126,6 +127,9 @@ class _Connection(JsonSocket):
                 async for event in writer.events():
                     await self._send(event)
             except CancelledRequestError:
+                # Else the gateway stops.
+                if not self._cancelled:
+                    raise
                 await self._send(writer.cancelled())
             finally:
                 self._current = None

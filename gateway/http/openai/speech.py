@@ -25,7 +25,7 @@ from gateway.http.openai.chat_request import Voice, voice_name
 from gateway.http.streams import ByteStream, EventStream
 from gateway.manager import Gateway
 from omnirelay.content import ChatMessage
-from omnirelay.errors import BusyError
+from omnirelay.errors import BusyError, StoppingError
 from omnirelay.events import AudioEvent, DoneEvent
 from omnirelay.protocol import GenerateRequest
 from omnirelay.reading import one_ahead, pieces
@@ -79,6 +79,9 @@ async def _submitted(gateway: Gateway, account: ClientAccount, request: Generate
         try:
             return await HttpAnswer.to(gateway, request, account, NAMES)
         except BusyError as error:
+            # Another gateway may read the rest; this one waits for the answers that it sends.
+            if isinstance(error, StoppingError):
+                raise
             wait_s = error.retry_after_ms / 1000
             if asyncio.get_running_loop().time() + wait_s > until:
                 raise

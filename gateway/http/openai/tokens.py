@@ -9,12 +9,14 @@ from starlette.requests import Request
 from starlette.responses import Response
 
 from gateway.http.body import read_body, read_object
+from gateway.http.connection import while_connected
 from gateway.http.context import Api
 from gateway.http.errors import json_response
 from gateway.http.fields import read_fields
 from gateway.http.openai.chat_request import read_chat
 from gateway.http.openai.completions import read_completion
 from gateway.http.openai.strings import Body, parse
+from omnirelay.content import media_of
 from omnirelay.protocol import GenerateRequest
 
 
@@ -33,13 +35,21 @@ class TokensApi(Api):
 
         Raises:
             InvalidRequestError: It is invalid, or too long.
+            BusyError: There is no memory for its media.
+            ClientGoneError: The client disconnected.
         """
         context = self._context
         read = partial(_read, model=context.model, max_item_bytes=context.max_item_bytes)
         model, with_texts, asked = await read_body(request, context, read)
         context.require_model(model)
-        ids = await context.gateway.intake.tokenize(asked, context.account(request).share)
-        shown = await context.parsing.run(context.share(request), self._shown, ids) if with_texts else None
+        hold = context.gateway.held.of(context.share(request))
+        try:
+            hold.grow(sum(part.nbytes + len(part.url or "") for _, part in media_of(asked.messages)))
+            async with while_connected(request.receive):
+                ids = await context.gateway.intake.tokenize(asked, hold.client)
+                shown = await context.parsing.run(hold.client, self._shown, ids) if with_texts else None
+        finally:
+            hold.release()
         return json_response(
             {
                 "count": len(ids),
