@@ -213,7 +213,7 @@ def _chat(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
     choice = fields.tool_choice
     if isinstance(choice, dict):
         choice = {"type": choice.get("type"), "function": _without(choice, "type")}
-    chat = {
+    return {
         "model": fields.model,
         "messages": messages,
         "max_completion_tokens": fields.max_output_tokens,
@@ -224,8 +224,7 @@ def _chat(fields: ResponseFields) -> tuple[dict[str, Any], list[str]]:
         "tool_choice": choice,
         "parallel_tool_calls": fields.parallel_tool_calls,
         "stream": fields.stream,
-    }
-    return chat, places
+    }, places
 
 
 class ResponsesApi(Api):

@@ -79,11 +79,9 @@ async def _submitted(gateway: Gateway, account: ClientAccount, request: Generate
         try:
             return await HttpAnswer.to(gateway, request, account, NAMES)
         except BusyError as error:
-            # Another gateway may read the rest; this one waits for the answers that it sends.
-            if isinstance(error, StoppingError):
-                raise
             wait_s = error.retry_after_ms / 1000
-            if asyncio.get_running_loop().time() + wait_s > until:
+            # A gateway that stops has no place again, and waits for what it sends.
+            if isinstance(error, StoppingError) or asyncio.get_running_loop().time() + wait_s > until:
                 raise
         await asyncio.sleep(wait_s)
 
