@@ -24,7 +24,7 @@ from benchmarks.scenarios.alone import measure_floor, measure_synthesis
 from benchmarks.scenarios.concurrency import Compared, Plan, choose_threads, concurrency, first_audio, warm_up
 from benchmarks.scenarios.hops import measure_hops
 from benchmarks.scenarios.listening import real_time
-from benchmarks.scenarios.questions import WAYS, questions
+from benchmarks.scenarios.questions import questions
 from omnirelay.errors import OmniRelayError
 from shared.real_time import set_realtime_priority
 
@@ -97,9 +97,7 @@ async def _scenario(name: str, model: Path, plan: Plan, options: argparse.Namesp
         "synthesis": lambda: asyncio.to_thread(measure_synthesis, model, streams, plan.repeats),
         "floor": lambda: asyncio.to_thread(measure_floor, model, number, plan.repeats),
         "real-time": lambda: real_time(1, 4) if quick else real_time(10),
-        "questions": lambda: questions(
-            model, asked, repeats or (1 if quick else 5), [*WAYS][2:] if quick else WAYS
-        ),
+        "questions": lambda: questions(model, asked, repeats or (1 if quick else 5), quick),
     }
     return await scenarios[name]()
 

@@ -10,7 +10,7 @@ import json
 import time
 import wave
 from base64 import b64encode
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from itertools import count, islice
 from pathlib import Path
 from typing import Any, Final
@@ -57,13 +57,10 @@ def question(seconds: float, seed: int) -> bytes:
     return (np.clip(sound + noise, -1, 1) * 32767).astype("<i2").tobytes()
 
 
-async def questions(
-    model: Path, lengths: Sequence[float], repeats: int, ways: Iterable[str] = WAYS
-) -> list[Measured]:
-    """Type, and ask questions of each length, in each of the ways."""
+async def questions(model: Path, lengths: Sequence[float], repeats: int, quick: bool) -> list[Measured]:
+    """Type, and ask questions of each length, in each way; the last two ways alone if it is to be quick."""
     rows = []
-    for way in ways:
-        tokens, clamp, turns = WAYS[way]
+    for way, (tokens, clamp, turns) in [*WAYS.items()][2 * quick :]:
         limits = {"early_prompt_tokens": tokens, "max_codec_tokens": MOST_CODEC_TOKENS}
         changes = {"gateway": {"limits": limits}, "media": {"audio_clamp": clamp}}
         async with OmniRelay(model, changes) as server:
@@ -133,16 +130,13 @@ async def _speak(socket: ClientConnection, pcm: bytes) -> None:
     for index, start in enumerate(range(0, len(pcm), PIECE_BYTES), 1):
         # A piece is there when its last sample is spoken.
         await asyncio.sleep(began + index * PIECE_S - time.monotonic())
-        await _append(socket, pcm[start : start + PIECE_BYTES])
+        piece = b64encode(pcm[start : start + PIECE_BYTES]).decode()
+        await _send(socket, "input_audio_buffer.append", audio=piece)
 
 
 async def _silence(socket: ClientConnection) -> None:
     while True:
         await _speak(socket, bytes(PIECE_BYTES))
-
-
-async def _append(socket: ClientConnection, piece: bytes) -> None:
-    await _send(socket, "input_audio_buffer.append", audio=b64encode(piece).decode())
 
 
 async def _send(socket: ClientConnection, kind: str, **fields: Any) -> None:
