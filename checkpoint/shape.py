@@ -72,27 +72,9 @@ class VocabularyShape:
     ids: SpecialIds = field(default_factory=lambda: SpecialIds.compact(1536))
 
 
-RELEASED_VOCABULARY = VocabularyShape(
-    size=152064,
-    ids=SpecialIds(
-        end_of_text=151643,
-        im_start=151644,
-        im_end=151645,
-        audio=151646,
-        audio_bos=151647,
-        audio_eos=151648,
-        vision_bos=151652,
-        vision_eos=151653,
-        vision_pad=151654,
-        image=151655,
-        video=151656,
-        speech_pad=151859,
-        speech_start=151860,
-        speech_end=151861,
-        chelsie=151872,
-        ethan=151873,
-    ),
-)
+# In the order of the fields.
+_RELEASED_IDS = (*range(151643, 151649), *range(151652, 151657), 151859, 151860, 151861, 151872, 151873)
+RELEASED_VOCABULARY = VocabularyShape(size=152064, ids=SpecialIds(*_RELEASED_IDS))
 
 
 @dataclass(frozen=True)
@@ -146,13 +128,8 @@ def speaker_encoder(size: int, channels: int, attention: int | None = None) -> V
     """Sizes of the DiT's speaker encoder; attention and squeeze-excitation have half of its channels."""
     # The last layer takes the three before it side by side.
     layers = [channels, channels, channels, channels, 3 * channels]
-    inner = attention or channels // 2
-    return {
-        "enc_dim": size,
-        "enc_channels": layers,
-        "enc_attention_channels": inner,
-        "enc_se_channels": inner,
-    }
+    inner = dict.fromkeys(("enc_attention_channels", "enc_se_channels"), attention or channels // 2)
+    return {"enc_dim": size, "enc_channels": layers, **inner}
 
 
 def _require(holds: bool, problem: str) -> None:
@@ -195,24 +172,34 @@ def vision_sizes(width: int, inner: int, layers: int, heads: int) -> Values:
     }
 
 
+def dit_sizes(
+    width: int, layers: int, heads: int, codes: int, voices: Values, voice: int, ahead: int, behind: int
+) -> Values:
+    """The sizes of the DiT: codec ids have ``codes`` values, the voice's recording ``voice``.
+
+    The layer ``ahead`` sees a block that follows, the first layer and ``behind`` one that went before.
+    """
+    return {
+        "hidden_size": width,
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "head_dim": width // heads,
+        "emb_dim": codes,
+        "look_ahead_layers": [ahead],
+        "look_backward_layers": [0, behind],
+        "num_embeds": 8193,
+        "max_position_embeddings": 32768,
+        "enc_emb_dim": voice,
+        **voices,
+    }
+
+
 TINY = CheckpointShape(
     thinker=decoder_sizes(128, 256, 2, 4, 2),
     talker=decoder_sizes(96, 192, 2, 4, 2) | {"head_dim": 32},
     audio=audio_sizes(64, 128, 2, 4),
     vision=vision_sizes(64, 128, 2, 4),
-    dit={
-        "hidden_size": 64,
-        "num_hidden_layers": 4,
-        "num_attention_heads": 4,
-        "head_dim": 16,
-        "emb_dim": 32,
-        "look_ahead_layers": [1],
-        "look_backward_layers": [0, 2],
-        "num_embeds": 8193,
-        "max_position_embeddings": 32768,
-        "enc_emb_dim": 32,
-        **speaker_encoder(16, 32),
-    },
+    dit=dit_sizes(64, 4, 4, 32, speaker_encoder(16, 32), voice=32, ahead=1, behind=2),
     vocoder={
         "upsample_initial_channel": 128,
         "resblock_kernel_sizes": [3, 7],
@@ -226,16 +213,7 @@ SMALL = CheckpointShape(
     talker=decoder_sizes(512, 1536, 6, 8, 2) | {"head_dim": 64},
     audio=audio_sizes(256, 1024, 4, 4),
     vision=vision_sizes(256, 1024, 4, 4),
-    dit={
-        **TINY.dit,
-        "hidden_size": 128,
-        "num_hidden_layers": 3,
-        "num_attention_heads": 2,
-        "head_dim": 64,
-        "emb_dim": 128,
-        "enc_emb_dim": 64,
-        **speaker_encoder(64, 64),
-    },
+    dit=dit_sizes(128, 3, 2, 128, speaker_encoder(64, 64), voice=64, ahead=1, behind=2),
     vocoder={**TINY.vocoder, "upsample_initial_channel": 64, "resblock_kernel_sizes": [3]},
 )
 # Half of the layers of the released thinker of 3B parameters, and a talker with the sizes of Qwen2 0.5B: each
@@ -259,18 +237,7 @@ RELEASED_3B = CheckpointShape(
     longest_seconds=300,
     vision={**vision_sizes(1280, 3420, 32, 16), "fullatt_block_indexes": [7, 15, 23, 31]},
     picture_tokens=(4, 16384),
-    dit={
-        **TINY.dit,
-        "hidden_size": 1024,
-        "num_hidden_layers": 22,
-        "num_attention_heads": 16,
-        "head_dim": 64,
-        "emb_dim": 512,
-        "look_ahead_layers": [10],
-        "look_backward_layers": [0, 20],
-        "enc_emb_dim": 192,
-        **speaker_encoder(128, 256, 64),
-    },
+    dit=dit_sizes(1024, 22, 16, 512, speaker_encoder(128, 256, 64), voice=192, ahead=10, behind=20),
     vocoder={**TINY.vocoder, "upsample_initial_channel": 1536, "resblock_kernel_sizes": [3, 7, 11]},
 )
 # The sizes of the checkpoint that `labs.training` makes: answers, and fits into a repository.
@@ -282,16 +249,8 @@ SPEAKING = CheckpointShape(
     vision=vision_sizes(128, 384, 4, 4),
     picture_tokens=(36, 36),
     dit={
-        **TINY.dit,
-        "hidden_size": 160,
-        "num_hidden_layers": 6,
-        "num_attention_heads": 5,
-        "head_dim": 32,
-        "emb_dim": 128,
-        "look_ahead_layers": [2],
-        "look_backward_layers": [0, 4],
+        **dit_sizes(160, 6, 5, 128, speaker_encoder(32, 64), voice=32, ahead=2, behind=4),
         "num_embeds": 1025,
-        **speaker_encoder(32, 64),
     },
     reference_frames=300,
     vocoder={
