@@ -25,7 +25,8 @@ OLDEST_GLIBC = "2.34"
 
 def check_devices(config: Config, model: Model | None, report: EngineReport) -> Findings:
     """Check the devices of the stages, and the memory on them; ``model`` is None if it cannot be read."""
-    if report.cuda and report.driver and _older(report.driver, report.cuda):
+    # Within a major version of CUDA, a driver runs what is newer than itself.
+    if report.cuda and report.driver and Version(report.driver).major < Version(report.cuda).major:
         what = f"the driver is for CUDA {report.driver}, PyTorch for {report.cuda}"
         advice = "install a newer driver (580 for CUDA 13), or NVIDIA's forward compatibility package"
         yield problem(CHECK, what, advice)
@@ -45,11 +46,6 @@ def check_devices(config: Config, model: Model | None, report: EngineReport) -> 
         yield problem(CHECK, what, "remove `devices`, or check the driver with `nvidia-smi`")
     else:
         yield ok(CHECK, "no GPU: the stages compute on the CPU")
-
-
-def _older(version: str, other: str) -> bool:
-    """Whether the major version of CUDA is smaller: within one, a driver runs what is newer than itself."""
-    return int(version.partition(".")[0]) < int(other.partition(".")[0])
 
 
 def _check_libraries() -> Findings:
