@@ -51,7 +51,8 @@ def test_a_plain_chat() -> None:
     options, request = read()
     assert options == ChatAnswerOptions("m", events=False, usage=StreamOptions(), logprobs=False, audio=None)
     assert request == GenerateRequest(messages=[ChatMessage("user", "Hi")], speech=False)
-    assert read(stop="")[1] == request
+    assert read(stop="")[1] == read(seed=-1)[1] == request
+    assert read(seed=-5)[1].seed == 2**63 - 5
 
 
 def test_every_honoured_field() -> None:
@@ -239,7 +240,7 @@ def test_what_is_not_done_is_refused(fields: dict[str, Any], param: str | None) 
         ({"top_k": -2}, "top_k"),
         ({"repetition_penalty": 1e-300}, "repetition_penalty"),
         ({"repetition_penalty": 10.1}, "repetition_penalty"),
-        ({"seed": -1}, "seed"),
+        ({"seed": -(2**63) - 1}, "seed"),
         ({"priority": 1001}, "priority"),
         ({"max_tokens": 0}, "max_tokens"),
         ({"min_tokens": -1}, "min_tokens"),

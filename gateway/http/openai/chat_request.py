@@ -18,7 +18,7 @@ from omnirelay.errors import InvalidRequestError, UnsupportedError
 from omnirelay.protocol import MAX_STOPS, GenerateRequest, PartialAnswer, SamplingOverrides, StopText
 from omnirelay.tools import Choice, Tools
 from omnirelay.values import MAX_BIASES, ChunkFrames, LogitBias, Logprobs, MinP, Penalty, TokenIdText
-from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Seed, Temperature, TopP
+from shared.messages import MAX_TOP_K, Priority, RepetitionPenalty, Temperature, TopP
 
 DEFAULT_FORMAT: Final[AudioFormat] = "wav"
 MAX_CHOICES: Final = 8
@@ -105,7 +105,7 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
         stop: Up to 4 texts of at most 256 characters; the answer ends before the first. Text only.
         n: Number of answers (docs/api-chat.md#several-answers).
         seed: Makes text, speech and noise repeatable; samples to the last bit only with ``chunk_frames``.
-            Default: random.
+            Default, and -1 as with vLLM: random.
         priority: Smaller is served first.
         deadline_s: Deadline of the request. Default and most: ``gateway.limits.deadline_s``.
         mm_processor_kwargs: ``{"use_audio_in_video": true}``: use the audio of videos too. No other key.
@@ -143,7 +143,7 @@ class ChatFields(msgspec.Struct, frozen=True, kw_only=True):
     parallel_tool_calls: bool = True
     stop: Annotated[str, Meta(max_length=256)] | Annotated[list[StopText], Meta(max_length=MAX_STOPS)] = []
     n: Annotated[int, Meta(ge=1, le=MAX_CHOICES)] = 1
-    seed: Seed | None = None
+    seed: Annotated[int, Meta(ge=-(2**63), le=2**63 - 1)] | None = None
     priority: Priority = 0
     deadline_s: float | None = None
     mm_processor_kwargs: ProcessorOptions = ProcessorOptions()
@@ -226,7 +226,7 @@ def read_chat(
         codec_sampling=fields.codec_sampling,
         chunk_frames=fields.chunk_frames,
         stop=stop,
-        seed=fields.seed,
+        seed=None if fields.seed in (None, -1) else fields.seed % 2**63,
         priority=fields.priority,
         deadline_s=fields.deadline_s,
         use_audio_in_video=fields.mm_processor_kwargs.use_audio_in_video,
