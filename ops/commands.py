@@ -94,10 +94,9 @@ def _add_batch(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 
 def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError
-    return number
+    if not (text.isdecimal() and int(text)):
+        raise argparse.ArgumentTypeError(f"must be a whole number from 1, not {text!r}")
+    return int(text)
 
 
 def _add_demo(commands: "Commands[argparse.ArgumentParser]") -> None:

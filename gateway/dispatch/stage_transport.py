@@ -233,8 +233,7 @@ def _reachable(inbox: str, frame: zmq.Frame) -> str:
     try:
         if host in WILDCARDS:
             # A peer without an IP address (ipc) is local.
-            peer = str(frame.get("Peer-Address")) or "127.0.0.1"
-            inbox = tcp_address(peer, port)
+            inbox = tcp_address(str(frame.get("Peer-Address")) or "127.0.0.1", port)
         return _checked(inbox)
     except (ValueError, zmq.ZMQError) as error:
         raise MessageError(str(error)) from error

@@ -132,8 +132,7 @@ class PlainPaths:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Pass a request on."""
         if scope["type"] in ("http", "websocket"):
-            path = _SLASHES.sub("/", scope["path"])
-            scope["path"] = path.rstrip("/") or "/"
+            scope["path"] = _SLASHES.sub("/", scope["path"]).rstrip("/") or "/"
         await self._app(scope, receive, send)
 
 

@@ -206,10 +206,8 @@ class CallParser:
             if end < 0 and not last:
                 break
             self._searched = 0
-            before = self._held[:begin]
             # White space before a call is not shown.
-            said = before.rstrip()
-            if said:
+            if said := self._held[:begin].rstrip():
                 found.append(said)
             size = len(self._held) if end < 0 else end + len(END)
             inside = self._held[begin + len(BEGIN) : size if end < 0 else end]

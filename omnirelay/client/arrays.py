@@ -111,8 +111,8 @@ def png_of(picture: "Image") -> bytes:
     kept = picture if picture.mode in _PNG_MODES else _in_rgb(picture)
     try:
         kept.save(target, "PNG", compress_level=COMPRESSION)
-    except OSError as error:
-        # PIL reads a file lazily.
+    except (OSError, ValueError) as error:
+        # PIL reads a file lazily, and writes no empty one.
         raise MediaError(f"the image cannot be read: {error}") from error
     return target.getvalue()
 

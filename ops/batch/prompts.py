@@ -14,7 +14,7 @@ import msgspec
 from omnirelay import ChatMessage, GenerateRequest, SamplingOverrides, build_request
 from omnirelay.errors import InvalidRequestError, OutputError, said
 
-MAX_LINE_BYTES: Final = 2**26
+MAX_LINE_BYTES: Final = 2**27
 """Longest line."""
 _URLS: Final = ("data:", "https:")
 _ID: Final = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,127}")
@@ -136,12 +136,17 @@ def read_jobs(path: Path) -> Iterator[BatchJob]:
                 raise OutputError(f"{path} is read twice, which a pipe cannot be: write it to a file first")
             for number, raw in enumerate(iter(lambda: file.readline(MAX_LINE_BYTES + 1), b""), 1):
                 if len(raw) > MAX_LINE_BYTES:
-                    raise OutputError(f"{path}, line {number}: longer than {MAX_LINE_BYTES} bytes")
+                    rest = raw
+                    while rest and not rest.endswith(b"\n"):
+                        rest = file.readline(MAX_LINE_BYTES)
+                    error = InvalidRequestError(f"line {number}: longer than {MAX_LINE_BYTES} bytes")
+                    yield BatchJob(number, f"line-{number}", hashlib.sha256(raw).hexdigest(), error)
+                    continue
                 line = (raw.removeprefix(BOM_UTF8) if number == 1 else raw).strip()
                 if line:
                     yield _job(decoder, line, number, seen)
-    except OSError as error:
-        raise OutputError(f"cannot read {path}: {error.strerror}") from error
+    except OSError as problem:
+        raise OutputError(f"cannot read {path}: {problem.strerror}") from problem
 
 
 def _job(decoder: "msgspec.json.Decoder[PromptLine]", raw: bytes, number: int, seen: set[str]) -> BatchJob:

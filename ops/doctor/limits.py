@@ -55,10 +55,8 @@ def check_cache(config: Config, model: Model, on_cpu: bool) -> Findings:
             what = f"the {stage}'s KV cache of {mebibytes(size)} holds {blocks * block:,} positions"
             if blocks * block < positions:
                 enough = (-(-positions // block) + 1) * block * each
-                advice = (
-                    f"set stages.{stage}.engine.kv_cache_memory_bytes to {enough} or more, "
-                    f"or max_model_len to {blocks * block} or less"
-                )
+                advice = f"set stages.{stage}.engine.kv_cache_memory_bytes to {enough} or more"
+                advice += f", or max_model_len to {blocks * block} or less" if blocks else ""
                 yield problem(CHECK, f"{what}, a request may have {positions:,}", advice)
             else:
                 yield ok(CHECK, f"{what}; one request has at most {positions:,}")

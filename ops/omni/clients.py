@@ -181,9 +181,11 @@ class AsyncOmni(AsyncClient):
             The answers, in the order of the prompts.
 
         Raises:
-            TypeError: A prompt has an unknown option; nothing has been sent.
+            TypeError: ``errors`` has another value, or a prompt an unknown option; nothing has been sent.
             OmniRelayError: A prompt failed.
         """
+        if errors not in ("raise", "return"):
+            raise TypeError(f"errors can be 'raise' or 'return', not {errors!r}")
         if isinstance(prompts, str | Mapping | GenerateRequest):
             prompts = [prompts]
         prepared = [Prepared(prompt, options) for prompt in prompts]

@@ -166,12 +166,14 @@ def _apply_overrides(values: dict[str, Any], environment: dict[str, str]) -> Non
 def _describe(problem: ErrorDetails) -> str:
     """What is wrong with one key."""
     key = ".".join(map(str, problem["loc"]))
+    variable = ENV_PREFIX + key.upper().replace(".", "__")
+    where = f"{key} (set by {variable})" if variable in os.environ else key
     if key in REFUSED:
-        return f"{key} {REFUSED[key]}"
+        return f"{where} {REFUSED[key]}"
     if problem["type"] != "extra_forbidden":
-        return f"{key}: {problem['msg']}"
+        return ": ".join(filter(None, [where, problem["msg"]]))
     nearest = _nearest(key)
-    return f"{key}: no such key" + (f", did you mean {nearest}?" if nearest else "")
+    return f"{where}: no such key" + (f", did you mean {nearest}?" if nearest else "")
 
 
 def _nearest(key: str) -> str | None:

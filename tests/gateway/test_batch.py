@@ -99,6 +99,15 @@ async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, c
     assert str(out / "failures.jsonl") in shown
 
 
+async def test_a_line_that_is_too_long_fails_alone(served: Bench, tmp_path: Path, monkeypatch: Patch) -> None:
+    monkeypatch.setattr("ops.batch.prompts.MAX_LINE_BYTES", 100)
+    given = [{"id": name, "text": text} for name, text in (("a", "Hi"), ("b", "x" * 250), ("c", "Hi"))]
+    assert await batch(served, written(tmp_path / "prompts.jsonl", *given), tmp_path / "out") == 1
+    assert {line["id"] for line in lines(tmp_path / "out" / "results.jsonl")} == {"a", "c"}
+    (failure,) = lines(tmp_path / "out" / "failures.jsonl")
+    assert (failure["line"], failure["message"]) == (2, "line 2: longer than 100 bytes")
+
+
 async def test_a_file_with_a_byte_order_mark_is_read(served: Bench, tmp_path: Path) -> None:
     prompts = tmp_path / "prompts.jsonl"
     text = "".join(f'{{"id": "{name}", "text": "Hi", "speech": false}}\r\n' for name in "ab")
@@ -248,6 +257,9 @@ async def test_prompts_are_answered_in_order_or_fail_alone(temporary: Path, caps
     ]
     with Omni(voice="Chelsie", gateway={"limits": {"max_active": 2}}) as omni:
         answers = omni.generate(prompts, errors="return", temperature=0, system="Be brief.")
+        wrong: Any = "retrun"
+        with pytest.raises(TypeError, match="'raise' or 'return', not 'retrun'"):
+            omni.generate("Hello", errors=wrong)
         with pytest.raises(RequestError) as raised:
             omni.generate(prompts[3:])
         with pytest.raises(TypeError, match="txt"):

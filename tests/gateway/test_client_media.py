@@ -174,8 +174,9 @@ def test_files_bytes_and_urls_are_sent_as_they_are(tmp_path: Path, monkeypatch: 
     part = audio(b"sound")
     assert audio(part) is part
     unread = Image.open(io.BytesIO(file_of(image(np.zeros((64, 64, 3), np.uint8))).getvalue()[:60]))
-    with pytest.raises(errors.MediaError, match="cannot be read"):
-        image(unread)
+    for picture in (unread, Image.new("RGB", (0, 5))):
+        with pytest.raises(errors.MediaError, match="cannot be read"):
+            image(picture)
     with pytest.raises(errors.MediaError, match="cannot be read"):
         video([unread, unread], 2)
 

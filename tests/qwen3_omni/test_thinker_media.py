@@ -14,6 +14,7 @@ from transformers import Qwen3OmniMoeProcessor, WhisperFeatureExtractor
 from transformers.models.qwen3_omni_moe.modeling_qwen3_omni_moe import Qwen3OmniMoeThinkerTextRotaryEmbedding
 
 from checkpoint.qwen3_omni import TINY
+from omnirelay.errors import MediaError
 from services.families.codec_decoder import in_sections, interleaved
 from services.families.qwen3_omni.media import ChunkWindows, TokenClock
 from services.families.qwen_media.spans import Grid, VisualSpan, mrope_positions
@@ -141,6 +142,14 @@ def test_a_recording_grows(thinker: ThinkerRig) -> None:
         assert item.tokens == ChunkWindows.tokens(round(seconds * 100))
     assert [len(digests) for digests in found.values()] == [0, 0, 1, 1]
     assert found[9.5] == found[16.5]
+
+
+def test_the_shortest_recording(thinker: ThinkerRig) -> None:
+    rules: Any = thinker.service._media
+    assert rules.prepare("digest", DecodedAudio(speech()[:201]), "audio 1").tokens == 1
+    for samples in (1, 200):
+        with pytest.raises(MediaError, match="audio 1: the model cannot take it: it is too short"):
+            rules.prepare("digest", DecodedAudio(speech()[:samples]), "audio 1")
 
 
 @given(times=st.integers(1, 6), height=st.integers(1, 12), width=st.integers(1, 4), heard=st.integers(1, 60))

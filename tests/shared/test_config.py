@@ -93,6 +93,15 @@ def test_every_problem_is_listed_at_once(write):
     assert "\n" not in message
 
 
+def test_a_wrong_variable_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__THREADS", "0")
+    monkeypatch.setenv("OMNIRELAY_FOO", "1")
+    with pytest.raises(ConfigError) as caught:
+        load_config()
+    assert "stages.talker.threads (set by OMNIRELAY_STAGES__TALKER__THREADS): Input" in str(caught.value)
+    assert "foo (set by OMNIRELAY_FOO): no such key" in str(caught.value)
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -96,8 +96,7 @@ class G711Encoder:
             pcm: Whole samples: int16, little-endian, mono, 24 kHz.
         """
         self._stream = np.concatenate([self._stream, np.frombuffer(pcm, "<i2").astype(np.float32)])
-        count = max(0, (len(self._stream) - 2 * REACH - 1) // STEP + 1)
-        return self._take(count)
+        return self._take(max(0, (len(self._stream) - 2 * REACH - 1) // STEP + 1))
 
     def finish(self) -> bytes:
         """Return the rest of the codes."""

@@ -107,11 +107,12 @@ class ChunkExtractor(FeatureExtractor):
             )
 
     def _audio(self, samples: Samples, name: str) -> tuple[MultiModalKwargsItem, int]:
+        if len(samples) <= self._extractor.n_fft // 2:
+            # As much is reflected at both ends.
+            raise MediaError(f"{name}: the model cannot take it: it is too short")
         # Not by vLLM's processor, which makes a frame more of a recording whose end is no whole frame.
         options = {"padding": True, "truncation": False, "return_tensors": "pt"}
         mel = self._extractor(samples, sampling_rate=self.sampling_rate, **options)["input_features"][0]
-        if not mel.shape[1]:
-            raise MediaError(f"{name}: the model cannot take it: it is too short")
         length = torch.tensor([mel.shape[1]])
         batched = MultiModalFieldConfig.batched("audio", keep_on_cpu=True)
         fields = {

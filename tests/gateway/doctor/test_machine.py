@@ -194,6 +194,8 @@ def test_a_cache_holds_the_longest_request_or_does_not() -> None:
     only([thinker], "problem", "of 256 MiB holds 4,128 positions, a request may have 32,768")
     enough = (32_768 + 32) * 32_256 * 2
     assert f"kv_cache_memory_bytes to {enough} or more, or max_model_len to 4128 or less" in thinker.advice
+    (none, _) = cache(LARGE, **engine("thinker", kv_cache_memory_bytes=1))
+    assert none.advice.endswith(" or more")
     for change in ({"kv_cache_memory_bytes": enough}, {"max_model_len": 4128}):
         assert cache(LARGE, **engine("thinker", **change))[0].level == "ok"
     # vLLM measures a GPU.

@@ -72,8 +72,7 @@ class CallsApi:
             task = asyncio.create_task(self._hold(call, held.pop_all()))
         context.calls.add(task)
         task.add_done_callback(context.calls.discard)
-        location = {"Location": f"{request.url.path}/{call_id}"}
-        return Response(answer, 201, location, SDP)
+        return Response(answer, 201, {"Location": f"{request.url.path}/{call_id}"}, SDP)
 
     async def hang_up(self, request: Request) -> Response:
         """End a call.
