@@ -53,7 +53,8 @@ LogitBias = Annotated[float, Meta(ge=-100, le=100)]
 MAX_BIASES: Final = 1024
 MAX_LOGPROBS: Final = 20
 Logprobs = Annotated[int, Meta(ge=0, le=MAX_LOGPROBS)]
-JsonSchema = Annotated[str, Meta(min_length=2, max_length=2**16)]
+MAX_SCHEMA_CHARACTERS: Final = 2**16
+JsonSchema = Annotated[str, Meta(min_length=2, max_length=MAX_SCHEMA_CHARACTERS)]
 """A JSON schema as text; its length bounds the cost of compiling it."""
 Name = Annotated[str, Meta(min_length=1, max_length=128)]
 Text = Annotated[str, Meta(max_length=4096)]

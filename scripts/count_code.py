@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PRODUCT = ("omnirelay", "shared", "gateway", "services", "checkpoint", "ops")
 TRAINING = "labs/training"
-BUDGETS = {"product": 29_369, "training": 2_477, "benchmarks": 3_356, "tests": 41_966, "files": 1_028}
+BUDGETS = {"product": 29_369, "training": 2_477, "benchmarks": 3_356, "tests": 41_964, "files": 1_028}
 """Most lines of code; ``files`` is the number of files in git."""
 _NO_CODE = {
     tokenize.COMMENT,

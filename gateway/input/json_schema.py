@@ -11,9 +11,8 @@ from typing import Any, Final
 import msgspec
 
 from omnirelay.errors import InvalidRequestError
+from omnirelay.values import MAX_SCHEMA_CHARACTERS
 
-MAX_CHARACTERS: Final = 2**16
-"""Of a schema's text, as of :data:`omnirelay.values.JsonSchema`: a longer one is not even parsed."""
 MAX_PROPERTIES: Final = 256
 """Of one object: the time rises with the cube of the optional ones."""
 MAX_DEPTH: Final = 128
@@ -63,8 +62,8 @@ def require_feasible(schema: str, obeyed: bool = True) -> None:
         schema: The text.
         obeyed: An answer has to obey it, so that it may have no keyword that would be ignored.
     """
-    if obeyed and len(schema) > MAX_CHARACTERS:
-        raise _invalid(f"the schema has {len(schema)} characters, more than {MAX_CHARACTERS}")
+    if obeyed and len(schema) > MAX_SCHEMA_CHARACTERS:
+        raise _invalid(f"the schema has {len(schema)} characters, more than {MAX_SCHEMA_CHARACTERS}")
     try:
         root = msgspec.json.decode(schema)
     except (msgspec.DecodeError, RecursionError) as error:

@@ -151,21 +151,27 @@ async def test_responses_over_a_websocket(web: HttpBench, answers: None) -> None
     assert web.stages.requests[1].prompt_token_ids == web.stages.requests[2].prompt_token_ids
 
 
+async def half_answered(web: HttpBench, socket: Any) -> tuple[str, str]:
+    """Ask, until there is a part of the answer; gives the ids of the request and of the response."""
+    await socket.response.create(model=MODEL, input="Hi")
+    request = await web.stages.request(0)
+    await web.stages.text(request.request_id, 0, web.encode("How"))
+    created: Any = await socket.recv()
+    while (await socket.recv()).type != "response.output_text.delta":
+        pass
+    return request.request_id, created.response.id
+
+
 async def test_a_response_over_a_websocket_is_cancelled(web: HttpBench) -> None:
     async with web.ai.responses.connect() as socket:
         create: Any = socket.response.create
-        await create(model=MODEL, input="Hi")
-        request = await web.stages.request(0)
-        await web.stages.text(request.request_id, 0, web.encode("How"))
-        created: Any = await socket.recv()
-        while (await socket.recv()).type != "response.output_text.delta":
-            pass
-        for name in ("resp_other", created.response.id):
+        asked, response = await half_answered(web, socket)
+        for name in ("resp_other", response):
             await socket.send_raw(json.dumps({"type": "response.cancel", "response_id": name}))
         while (event := await socket.recv()).type != "response.incomplete":
             assert event.type.startswith("response."), event
         assert (event.response.status, event.response.output_text) == ("cancelled", "How")
-        await web.stages.aborted(request.request_id)
+        await web.stages.aborted(asked)
         # So is one whose request is still read.
         await create(model=MODEL, input="Hi")
         await socket.send_raw(json.dumps({"type": "response.cancel"}))
@@ -187,12 +193,7 @@ async def test_a_client_that_leaves_a_websocket_cancels_its_response(web: HttpBe
 async def test_a_gateway_that_stops_tells_a_websocket(web: HttpBench) -> None:
     """The client, which has cancelled nothing, is not told that it has."""
     async with web.ai.responses.connect() as socket:
-        create: Any = socket.response.create
-        await create(model=MODEL, input="Hi")
-        request = await web.stages.request(0)
-        await web.stages.text(request.request_id, 0, web.encode("How"))
-        while (await socket.recv()).type != "response.output_text.delta":
-            pass
+        await half_answered(web, socket)
         web.process.gateway.close()
         error: Any = await socket.recv()
         assert (error.type, error.code, error.status) == ("error", "cancelled", 503)
