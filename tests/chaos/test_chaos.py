@@ -50,6 +50,7 @@ def campaign(
     [*((1, cell) for cell in ONE_GATEWAY), *((2, cell) for cell in TWO_GATEWAYS)],
     indirect=["campaign"],
     ids=str,
+    scope="module",
 )
 def test_eight_streams_end_as_if_nothing_had_happened_and_nothing_is_left(
     campaign: Campaign, cell: Cell
