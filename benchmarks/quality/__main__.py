@@ -22,7 +22,7 @@ from omnirelay.values import SAMPLE_RATE
 from shared.config import DEFAULT_CHECKPOINT
 
 EVERY: Final = 3
-"""Of the requests, which part is asked again to be spoken in one piece."""
+"""Of the requests that are spoken, which part is asked again to be spoken in one piece."""
 
 
 class Listening:
@@ -53,7 +53,8 @@ async def measure(model: Path, requests: Sequence[Asked], clients: int, listenin
         tell(f"{len(requests)} requests, {clients} at once")
         streamed = await ask_all(server.address, requests, clients)
         tell("some of them again, in one piece")
-        offline = await ask_all(server.address, requests[::EVERY], clients, streaming=False)
+        some = [each for each in requests if each.is_spoken][::EVERY]
+        offline = await ask_all(server.address, some, clients, streaming=False)
     tell("listening")
     return listening.figures(streamed, offline)
 

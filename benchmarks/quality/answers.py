@@ -29,6 +29,9 @@ from omnirelay import (
 from omnirelay.client.types import ChatEvent, collect
 from omnirelay.content import ContentPart
 
+_SPOKEN = ("text", "images", "speech, trained", "typed", "reading")
+"""How the kinds begin whose replies are spoken: hearing is measured by what is written."""
+
 
 @dataclass(frozen=True, eq=False)
 class Asked:
@@ -45,6 +48,11 @@ class Asked:
     messages: list[ChatMessage]
     reply: str
     speaker: str
+
+    @property
+    def is_spoken(self) -> bool:
+        """The reply is spoken; of the other kinds only the text is asked for."""
+        return self.kind.startswith(_SPOKEN)
 
     @property
     def is_read(self) -> bool:
@@ -154,6 +162,7 @@ def request(asked: Asked, *, streaming: bool = True) -> GenerateRequest:
     return build_request(
         "" if asked.is_read else asked.messages,
         say=asked.reply if asked.is_read else None,
+        speech=asked.is_spoken,
         speaker=asked.speaker,
         seed=asked.seed,
         streaming=streaming,

@@ -193,9 +193,10 @@ def speech_figures(
     hear = _remembering(hear)
     read = [reply for reply in streamed if reply.asked.is_read]
     long = [reply for reply in streamed if reply.text and reply.asked.is_long]
+    apart = [reply.asked for reply in (*read, *long)]
     # Nothing is said where nothing was written, which the answers' figures count.
     streamed, offline = (
-        [reply for reply in replies if reply.text and not (reply.asked.is_read or reply.asked.is_long)]
+        [reply for reply in replies if reply.text and reply.asked.is_spoken and reply.asked not in apart]
         for replies in (streamed, offline)
     )
     natural = {(each.asked.speaker, each.text): say(each.asked.speaker, each.text) for each in streamed}

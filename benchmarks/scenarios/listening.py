@@ -28,7 +28,7 @@ async def real_time(count_of_each: int, most: int | None = None) -> list[Measure
     """Ask the default checkpoint ``most`` held-out questions of ``benchmarks.quality``, in turn."""
     from benchmarks.quality.answers import held_out_requests, request  # noqa: PLC0415 - needs what trains checkpoints
 
-    requests = held_out_requests(count_of_each)[:most]
+    requests = [each for each in held_out_requests(count_of_each) if each.is_spoken][:most]
     if not (DEFAULT_CHECKPOINT / "config.json").is_file():
         make("speaking", DEFAULT_CHECKPOINT)
     async with OmniRelay(DEFAULT_CHECKPOINT) as server, AsyncClient(server.address) as client:

@@ -107,7 +107,8 @@ def test_an_event_that_did_not_come_is_an_error() -> None:
     assert len(latencies({"a": {"text": [1.0, 2.0]}}, {"a": {"text": [1.1]}}, "text", 0.0, 2.0)) == 1
 
 
-@pytest.mark.parametrize("interface", ["tcp", pytest.param("http", marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("interface", ["tcp", "http"])
 def test_streams_are_held_and_all_their_events_come(
     monkeypatch: pytest.MonkeyPatch, model: Path, interface: Interface
 ) -> None:

@@ -15,9 +15,9 @@ from omnirelay import AudioEvent, Client, GenerateRequest, SamplingOverrides, Te
 from omnirelay.errors import BusyError, OmniRelayError, StageUnavailableError
 from omnirelay.events import DoneEvent
 
-TEXT_TOKENS: Final = 48
-CODEC_TOKENS: Final = 192
-CHUNK_FRAMES: Final = [12, 24, 48, 96]
+TEXT_TOKENS: Final = 32
+CODEC_TOKENS: Final = 128
+CHUNK_FRAMES: Final = [12, 24, 48]
 """How streamed speech is cut; chunks that are cut to come in time have other samples."""
 COME_AGAIN_S: Final = 120.0
 """How long a client that is turned away asks again."""

@@ -159,6 +159,7 @@ def cpu_seconds(process: "subprocess.Popen[bytes]") -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
+@pytest.mark.long
 def test_a_gateway_without_files_for_connections_says_so_now_and_then_and_can_be_watched(place: Path) -> None:
     log = place / "gateway.log"
     with gateway(log) as process, ExitStack() as idle:

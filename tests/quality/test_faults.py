@@ -7,7 +7,7 @@ from collections.abc import AsyncIterable, AsyncIterator
 import pytest
 
 from benchmarks.quality.__main__ import Listening
-from benchmarks.quality.answers import ask_all, collected, held_out_requests, request
+from benchmarks.quality.answers import SpokenReply, ask_all, collected, held_out_requests, request
 from labs.training.measure.recognizer import word_error_rate
 from omnirelay import AsyncClient, AudioEvent
 from omnirelay.client.types import ChatEvent
@@ -20,10 +20,16 @@ COUNT = 2
 WORD_ERRORS = 0.1
 
 
-@pytest.mark.parametrize("victim", ["talker", "token2wav"])
-async def test_a_killed_stage_is_not_heard(stack: RestartingStack, victim: str) -> None:
+@pytest.fixture(scope="module")
+def undisturbed(stack: RestartingStack) -> list[SpokenReply]:
     asked = [each for each in held_out_requests(COUNT) if each.kind.startswith("text")]
-    undisturbed = await ask_all(stack.address, asked, clients=len(asked))
+    return asyncio.run(ask_all(stack.address, asked, clients=len(asked)))
+
+
+@pytest.mark.parametrize("victim", ["talker", "token2wav"])
+async def test_a_killed_stage_is_not_heard(
+    stack: RestartingStack, undisturbed: list[SpokenReply], victim: str
+) -> None:
     deaths = len(stack.deaths)
     speaking = asyncio.Event()
 
@@ -35,7 +41,8 @@ async def test_a_killed_stage_is_not_heard(stack: RestartingStack, victim: str) 
 
     async with AsyncClient(stack.address) as client, asyncio.TaskGroup() as group:
         answers = [
-            group.create_task(collected(each, until_speech(client.chat(request(each))))) for each in asked
+            group.create_task(collected(each.asked, until_speech(client.chat(request(each.asked)))))
+            for each in undisturbed
         ]
         await speaking.wait()
         stack.signal(victim, signal.SIGKILL)

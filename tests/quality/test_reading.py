@@ -14,7 +14,7 @@ from tests.support.restarting import RestartingStack
 
 pytestmark = [pytest.mark.quality, pytest.mark.timeout(900)]
 
-LINES = [fact.reply for fact in world.FACTS if fact.is_held_out and len(fact.reply) >= LEAST][:100:5]
+LINES = [fact.reply for fact in world.FACTS if fact.is_held_out and len(fact.reply) >= LEAST][:96:8]
 MOST_WORD_ERROR = 0.10
 """Of sums that are right; texts of other kinds are in `make quality`."""
 MOST_SILENCE_S = 0.8

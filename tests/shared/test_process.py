@@ -245,8 +245,9 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("what", "every"), [("stage", 97), ("gateway", 149)])
-@pytest.mark.parametrize("number", ["SIGTERM", pytest.param("SIGINT", marks=pytest.mark.long)])
+@pytest.mark.parametrize("number", ["SIGTERM", "SIGINT"])
 def test_a_process_ends_whenever_it_is_told_to(
     tiny_checkpoint: Path, tmp_path: Path, what: str, every: int, number: str
 ) -> None:

@@ -55,16 +55,20 @@ def _limit(config: pytest.Config, seconds: float) -> None:
 
 TOGETHER: Final = {
     "stack": "tests/stack/",
-    "clients": "tests/clients/",
+    "cluster": "tests/cluster/",
+    "chaos": "tests/chaos/",
+    "apart": "tests/apart/",
+    "speaking": "tests/quality/test_speaking.py",
     "quality": "tests/quality/",
-    "training": "tests/training/test_training_parts.py",
+    "clients": "tests/clients/",
     "page": "tests/page/",
+    "training": "tests/training/test_training_parts.py",
     "monitoring": "tests/monitoring/",
     "thinker": "tests/thinker/test_thinker_",
     "talker": "tests/talker/",
     "token2wav": "tests/token2wav/",
 }
-"""Tests that share what their conftest makes."""
+"""Tests that share what their conftest makes; of those that run beside each other, the longest first."""
 LONG_FILES: Final = ("tests/gateway/test_processes.py", "tests/stages/test_resume.py")
 """Files of half a minute or more, each."""
 FIRST: Final = (*TOGETHER, *LONG_FILES)

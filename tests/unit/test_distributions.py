@@ -14,6 +14,8 @@ import pytest
 
 from tests.support.children import ROOT
 
+pytestmark = pytest.mark.long
+
 SERVER = ("checkpoint", "gateway", "ops", "services", "shared")
 
 
