@@ -25,7 +25,7 @@ from shared.starters import (
     load_starters,
     read_media,
 )
-from tests.support.children import ROOT, python
+from tests.support.children import ROOT, Patch, python
 
 
 @pytest.fixture
@@ -165,9 +165,7 @@ def test_who_asks_for_families_loads_no_engine() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_checkpoint_is_found_where_the_configuration_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_found_where_the_configuration_says(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(Config(model=str(tmp_path))) == tmp_path
     monkeypatch.chdir(tmp_path)
@@ -186,7 +184,7 @@ def test_a_model_that_is_neither_directory_nor_hub_id_is_named(model: str) -> No
         resolve_model(Config(model=model))
 
 
-def test_the_hub_is_asked_for_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_for_its_ids(tmp_path: Path, monkeypatch: Patch) -> None:
     """The tests are offline, as the hub's library is told by the environment."""
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises(CheckpointError, match="cannot download nobody/nothing from the Hugging Face hub"):

@@ -6,6 +6,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, AnyStr
 
+import pytest
+
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
 ROOT = Path(__file__).resolve().parents[2]
 
 
