@@ -10,6 +10,7 @@ import pytest
 
 Patch = pytest.MonkeyPatch
 Output = pytest.CaptureFixture[str]
+Folders = pytest.TempPathFactory
 ROOT = Path(__file__).resolve().parents[2]
 
 
