@@ -284,11 +284,10 @@ async def test_restart_passes_over_what_has_ended_by_itself(
     assert "the stack is another user's" in capsys.readouterr().err
 
 
-def test_an_installed_command_runs_nothing_of_the_working_folder(place: Path) -> None:
+def test_an_installed_command_needs_no_output_and_nothing_of_the_working_folder(place: Path) -> None:
     (place / "checkpoint.py").write_text("raise SystemExit(7)")
-    command = [COMMAND, "checkpoint", "new", "--family", "qwen3-omni", "--size", "3b"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert (done.returncode, "sizes of qwen3-omni are" in done.stderr) == (1, True)
+    assert subprocess.run(["sh", "-c", '"$0" checkpoint new >&-', COMMAND], check=False).returncode == 0
+    assert (place / "new" / "config.json").is_file()
 
 
 def test_restart_leaves_what_was_not_started_by_up(place: Path, capsys: Output) -> None:
