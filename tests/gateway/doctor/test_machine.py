@@ -115,6 +115,7 @@ def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     found = only(machine.check_disk(Config(), present=False), "problem")
     assert found.what == f"{tmp_path} cannot be written to"
+    assert list(machine.check_disk(Config(model="/no/model"), present=False)) == []
 
 
 def test_processors(monkeypatch: Patch) -> None:
