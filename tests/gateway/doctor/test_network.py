@@ -156,7 +156,9 @@ def test_addresses_that_others_can_reach() -> None:
     told = "gateway.control tcp://0.0.0.0:5999, stages.talker.inbox tcp://talker:5563"
     only(network.check_addresses(configured({"internal_network": True}, **open_ones)), "warning", told)
     keyed = {"keys": "somewhere"}
-    found = only(network.check_addresses(configured(keyed, talker="tcp://talker:5563")), "ok")
+    two = {"gateway": {"replicas": 2, "listen": "tcp://0.0.0.0:5998", "events": "tcp://0.0.0.0:5999"}}
+    settings = merge(configured(keyed, talker="tcp://talker:5563").model_dump(), two)
+    found = only(network.check_addresses(Config.model_validate(settings)), "ok")
     assert found.what.endswith(", or who has a key")
     metrics = configured(keyed, talker="tcp://talker:5563", **{"thinker http": "tcp://0.0.0.0:5999"})
     found = only(network.check_addresses(metrics), "warning")
