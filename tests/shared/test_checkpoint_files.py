@@ -25,7 +25,7 @@ from shared.starters import (
     load_starters,
     read_media,
 )
-from tests.support.children import ROOT, Patch, python
+from tests.support.children import ROOT, Log, Patch, python
 
 
 @pytest.fixture
@@ -106,9 +106,7 @@ def test_starters_are_read_with_their_files(tmp_path: Path) -> None:
         [{"text": "x" * 150}] * 12 + [{"text": "y" * MOST_FILE_BYTES}],
     ],
 )
-def test_a_file_of_another_form_is_not_used(
-    tmp_path: Path, starters: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_of_another_form_is_not_used(tmp_path: Path, starters: object, caplog: Log) -> None:
     write(tmp_path, starters)
     assert load_starters(tmp_path) == []
     assert f"{STARTERS_FILE} of {tmp_path} is not used" in caplog.text
@@ -122,7 +120,7 @@ def test_a_file_of_another_form_is_not_used(
     ],
 )
 def test_a_starter_without_its_file_is_left_out(
-    tmp_path: Path, change: Callable[[Path], object], why: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, change: Callable[[Path], object], why: str, caplog: Log
 ) -> None:
     write(tmp_path, [*GOOD, {"says": "nothing to send"}])
     change(tmp_path)

@@ -11,6 +11,7 @@ import pytest
 Patch = pytest.MonkeyPatch
 Output = pytest.CaptureFixture[str]
 Folders = pytest.TempPathFactory
+Log = pytest.LogCaptureFixture
 ROOT = Path(__file__).resolve().parents[2]
 
 
