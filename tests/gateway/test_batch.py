@@ -201,8 +201,7 @@ def test_it_starts_its_own_stack_and_resumes(place: Path, monkeypatch: Patch) ->
         process.send_signal(signal.SIGINT)
         _, shown = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert "Traceback" not in shown
-    assert shown.endswith("0 of 20 answered\ninterrupted: the same command resumes\n")
+    assert shown == "0 of 20 answered\ninterrupted: the same command resumes\n"
     monkeypatch.delenv("FAKE_THINKER")
     monkeypatch.setenv("OMNIRELAY_TEXT_ONLY", "true")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
