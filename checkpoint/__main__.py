@@ -68,8 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
         sys.stderr.write(f"error: {error}\n")
         return 1
     try:
-        sys.stdout.write(_summary(options.directory))
-        sys.stdout.flush()
+        # Unlike a write, it may find the standard output closed.
+        print(_summary(options.directory), end="", flush=True)  # noqa: T201
     except OSError as error:
         sys.stderr.write(f"error: cannot write to the standard output: {error.strerror}\n")
         # Prevents a second attempt to flush it at exit.

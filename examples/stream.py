@@ -29,8 +29,8 @@ async def main(arguments: argparse.Namespace) -> None:
         if arguments.play:
             command = shlex.split(arguments.play)
             player = await asyncio.create_subprocess_exec(*command, stdin=asyncio.subprocess.PIPE)
-            # The last samples are still to be played when the answer ends.
-            stack.push_async_callback(player.wait)
+            # Ends its input, also after an error; the last samples are still to be played then.
+            stack.push_async_callback(player.communicate, b"")
         answer = client.chat(
             arguments.question,
             max_tokens=arguments.max_tokens,
@@ -44,8 +44,6 @@ async def main(arguments: argparse.Namespace) -> None:
                 if player is not None and player.stdin is not None:
                     player.stdin.write(event.pcm)
                     await player.stdin.drain()
-        if player is not None and player.stdin is not None:
-            player.stdin.close()
     print(f"\n{len(collected) / 4 / 24_000:.1f} s of speech")
     if arguments.out:
         arguments.out.write_bytes(collected)

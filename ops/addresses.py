@@ -1,18 +1,20 @@
 """The addresses that the stack listens on: which, whether they are free, who uses them."""
 
+import argparse
 import errno
 import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from pathlib import Path
 from typing import Final
 
 from pydantic import BaseModel
 
 from omnirelay.errors import AddressInUseError
-from shared.config import ENV_PREFIX, Config
+from omnirelay.protocol import tcp_address
+from shared.config import ENV_PREFIX, MODEL_VARIABLE, Config, GatewayConfig, load_config
 from shared.messages import ROLES, STAGES, Role
 
 MAX_SOCKET_PATH: Final = 107
@@ -40,6 +42,30 @@ def require_free(config: Config) -> None:
             f"{'; '.join(taken)}: stop what listens there, set other addresses in the configuration, or move "
             "all ports of this stack with `omnirelay up --port-offset 1000`"
         )
+
+
+def overrides(arguments: argparse.Namespace) -> dict[str, str]:
+    """Return what options say of the configuration, as environment variables for all processes.
+
+    Raises:
+        ConfigError: The configuration cannot be read, or an option has no valid value.
+    """
+    asked: dict[str, str] = {}
+    if arguments.text_only:
+        asked[f"{ENV_PREFIX}TEXT_ONLY"] = "true"
+    if arguments.model is not None:
+        asked[MODEL_VARIABLE] = arguments.model
+    if arguments.served_model_name:
+        asked[f"{ENV_PREFIX}GATEWAY__MODEL_NAMES"] = json.dumps(arguments.served_model_name)
+    if arguments.port_offset:
+        asked |= moved(load_config(arguments.config, os.environ | asked), arguments.port_offset)
+    if arguments.host is not None or arguments.port is not None:
+        http = load_config(arguments.config, os.environ | asked).gateway.http or GatewayConfig().http or ""
+        host, port = split(http)
+        host = host if arguments.host is None else arguments.host
+        port = port if arguments.port is None else arguments.port
+        asked[f"{ENV_PREFIX}GATEWAY__HTTP"] = tcp_address(host, port)
+    return asked
 
 
 def moved(config: Config, offset: int) -> dict[str, str]:
@@ -153,16 +179,24 @@ def _try_path(path: Path) -> None:
 def holder(address: str) -> str:
     """Name the process that listens at an address, if this user may see it: `` by NAME, pid N``."""
     process = _holder(address)
-    return f" by {(process / 'comm').read_text().strip()}, pid {process.name}" if process else ""
+    name = read_of(process, "comm").strip() if process else ""
+    return f" by {name}, pid {process.name}" if process and name else ""
 
 
 def our_holder(address: str) -> str | None:
     """Name the process of OmniRelay that listens at an address: ``thinker, pid N``; none if it is another."""
     if (process := _holder(address)) is None:
         return None
-    command = (process / "cmdline").read_text().split("\0")
+    command = read_of(process, "cmdline").split("\0")
     name = next((name for name, module in MODULES.items() if module in command), None)
     return f"{name}, pid {process.name}" if name else None
+
+
+def read_of(process: Path, what: str) -> str:
+    """What ``/proc`` tells of a process; empty if it has ended."""
+    with suppress(OSError):
+        return (process / what).read_text(errors="replace")
+    return ""
 
 
 def _holder(address: str) -> Path | None:

@@ -42,10 +42,11 @@ def run(arguments: argparse.Namespace) -> int:
         # Two at once would write what they have read, each without the other's key.
         with locked(path.resolve().parent):
             _require_room(path, name)
-            _append(path.resolve(), yaml.safe_dump({name: entry}, sort_keys=False))
+            _append(path.resolve(), yaml.safe_dump({name: entry}, sort_keys=False), key)
+    except BrokenPipeError:
+        raise
     except OSError as error:
         raise OutputError(f"cannot write {path}: {error.strerror}") from error
-    say(key)
     note(f"shown once: {path} holds only its hash, as {name!r}; a running gateway reads it on SIGHUP")
     return 0
 
@@ -67,8 +68,8 @@ def _require_room(path: Path, name: str) -> None:
         raise ConfigError(f"{path} has {MAX_KEYS} keys, which is the limit")
 
 
-def _append(path: Path, entry: str) -> None:
-    """Add an entry; the file is replaced atomically.  Only its owner may read a new one."""
+def _append(path: Path, entry: str, key: str) -> None:
+    """Add an entry, and print its key.  The file is replaced atomically; a new one is its owner's alone."""
     text = path.read_text(encoding="utf-8") if path.exists() else ""
     if text and not text.endswith("\n"):
         text += "\n"
@@ -84,6 +85,8 @@ def _append(path: Path, entry: str) -> None:
                 os.chown(made, there.st_uid, there.st_gid)
             os.chmod(made, stat.S_IMODE(there.st_mode))
         _check(Path(made), path)
+        # A key that nobody has seen stays out of the file.
+        say(key)
         os.replace(made, path)
     except BaseException:
         Path(made).unlink(missing_ok=True)

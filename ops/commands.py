@@ -1,6 +1,8 @@
 """The operator's subcommands of ``omnirelay``, and their arguments."""
 
 import argparse
+import os
+import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,9 @@ def loaded(module: str, function: str = "run") -> Callable[[argparse.Namespace],
     """A function of a module, which is imported at its first call."""
 
     def run(arguments: argparse.Namespace) -> int:
+        if sys.modules["__main__"].__spec__ is None:
+            # As for an installed script: modules are not looked for in the working folder.
+            os.environ["PYTHONSAFEPATH"] = "1"
         status: int = getattr(import_module(module), function)(arguments)
         return status
 
@@ -110,7 +115,7 @@ def _add_demo(commands: "Commands[argparse.ArgumentParser]") -> None:
 
 def _add_doctor(commands: "Commands[argparse.ArgumentParser]") -> None:
     parser = commands.add_parser("doctor", help="say what is wrong with this set-up, and what to do")
-    parser.add_argument("--config", type=Path, metavar="FILE", help="YAML; the defaults without it")
+    _add_stack(parser)
     parser.add_argument("--json", action="store_true", help="as one JSON object")
     parser.set_defaults(run=loaded("ops.doctor"))
 
@@ -152,18 +157,15 @@ def _add_cluster(commands: "Commands[argparse.ArgumentParser]") -> None:
     actions = parser.add_subparsers(required=True, metavar="ACTION")
     up = actions.add_parser("up", help="start gateways and stages, and wait until they are ready")
     up.add_argument("--config", type=Path, required=True, metavar="FILE", help="YAML")
-    up.set_defaults(run=loaded("ops.cluster.commands", "up"))
     status = actions.add_parser("status", help="show each process, its node and its load")
     status.add_argument("--json", action="store_true", help="print one JSON object")
-    status.set_defaults(run=loaded("ops.cluster.commands", "status"))
     scale = actions.add_parser(
         "scale", help="change numbers of gateways or of replicas; those that go finish their requests"
     )
     scale.add_argument("numbers", type=replicas, nargs="+", metavar="STAGE=N", help="e.g. talker=3 gateway=2")
-    scale.set_defaults(run=loaded("ops.cluster.commands", "scale"))
-    down = actions.add_parser("down", help="finish all requests, and stop every process")
-    down.set_defaults(run=loaded("ops.cluster.commands", "down"))
-    for action in (up, status, scale, down):
+    actions.add_parser("down", help="finish all requests, and stop every process")
+    for name, action in actions.choices.items():
+        action.set_defaults(run=loaded("ops.cluster.commands", name))
         action.add_argument(
             "--address",
             metavar="HOST:PORT",

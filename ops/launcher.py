@@ -21,7 +21,7 @@ from omnirelay.errors import (
     MessageError,
     StageStartError,
 )
-from omnirelay.tasks import first_of
+from omnirelay.tasks import all_of, first_of
 from ops.addresses import MODULES, require_free, variables
 from ops.child import STOP_S, Child, last_words
 from ops.console import announce, console
@@ -190,11 +190,7 @@ class Stack:
         """Ask processes to stop, and wait until they have, or are to hurry."""
         for child in children:
             child.terminate()
-        ended = asyncio.gather(*(child.wait(within_s) for child in children))
-        waits: list[asyncio.Future[Any]] = [ended, asyncio.create_task(self._hurry.wait())]
-        await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
-        for each in waits:
-            each.cancel()
+        await first_of(all_of(child.wait(within_s) for child in children), self._hurry.wait())
 
     async def _wait_until_ready(self) -> StatusReport:
         started = time.monotonic()

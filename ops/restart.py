@@ -12,10 +12,9 @@ from omnirelay import StatusReport
 from omnirelay.cli.output import say
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ConfigError, GatewayUnreachableError, MessageError, StageStartError
-from ops.addresses import MODULES
+from ops.addresses import MODULES, overrides, read_of
 from ops.launcher import POLL_S, RENEW, ready_pids
 from ops.target import probe_target
-from ops.up import overrides
 from shared.config import Config, load_config
 from shared.messages import Role
 
@@ -31,7 +30,10 @@ def run(arguments: argparse.Namespace) -> int:
     config = load_config(arguments.config, os.environ | overrides(arguments))
     every: list[Role] = [*config.served_stages, "gateway"]
     kinds = every if arguments.process == "all" else [arguments.process]
-    asyncio.run(_restart(config, kinds))
+    try:
+        asyncio.run(_restart(config, kinds))
+    except PermissionError as error:
+        raise ConfigError("the stack is another user's: restart it as that user") from error
     return 0
 
 
@@ -49,10 +51,12 @@ async def _restart(config: Config, kinds: list[Role]) -> None:
             if pid not in _children(launcher, kind):
                 # It ended by itself meanwhile, and was started again.
                 continue
-            if kind == "gateway":
-                # The stack does not end with its only one.
-                os.kill(launcher, RENEW)
-            os.kill(pid, signal.SIGTERM)
+            # It may end by itself meanwhile.
+            with suppress(ProcessLookupError):
+                if kind == "gateway":
+                    # The stack does not end with its only one.
+                    os.kill(launcher, RENEW)
+                os.kill(pid, signal.SIGTERM)
             with ProgressLine(lambda kind=kind: f"waiting for the next {kind}"):  # type: ignore[misc]
                 await _replaced(config, launcher, kind, pid, len(pids))
             say(f"the {kind}, pid {pid}, was replaced")
@@ -87,7 +91,7 @@ def _launcher(report: StatusReport) -> int:
     try:
         # Behind the name, which may contain anything.
         parent = int((_PROC / str(pid) / "stat").read_text().rpartition(")")[2].split()[1])
-        if not {b"up", b"serve"}.isdisjoint(_command(parent)):
+        if not {"up", "serve"}.isdisjoint(_command(parent)):
             return parent
     except OSError as error:
         raise ConfigError(f"the gateway, pid {pid}, does not run on this machine") from error
@@ -96,14 +100,10 @@ def _launcher(report: StatusReport) -> int:
 
 def _children(launcher: int, kind: Role) -> list[int]:
     """The process ids of a launcher's processes of a kind."""
-    with suppress(OSError):
-        children = (_PROC / str(launcher) / "task" / str(launcher) / "children").read_text().split()
-        return [int(pid) for pid in children if MODULES[kind].encode() in _command(int(pid))]
-    return []
+    children = read_of(_PROC / str(launcher), f"task/{launcher}/children").split()
+    return [int(pid) for pid in children if MODULES[kind] in _command(int(pid))]
 
 
-def _command(pid: int) -> list[bytes]:
+def _command(pid: int) -> list[str]:
     """What a process runs; nothing if it has ended."""
-    with suppress(OSError):
-        return (_PROC / str(pid) / "cmdline").read_bytes().split(b"\0")
-    return []
+    return read_of(_PROC / str(pid), "cmdline").split("\0")

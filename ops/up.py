@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import os
 import signal
 from collections.abc import Coroutine
@@ -10,12 +9,11 @@ from contextlib import suppress
 from typing import Any
 
 from omnirelay.errors import OmniRelayError
-from omnirelay.protocol import tcp_address
 from ops import checkpoint
-from ops.addresses import moved, split, urls
+from ops.addresses import overrides, urls
 from ops.console import announce, console
 from ops.launcher import RENEW, Stack, running
-from shared.config import ENV_PREFIX, MODEL_VARIABLE, Config, GatewayConfig, load_config
+from shared.config import Config, load_config
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -42,30 +40,6 @@ def run(arguments: argparse.Namespace) -> int:
     announce("stopped")
     console.flush()
     return 0
-
-
-def overrides(arguments: argparse.Namespace) -> dict[str, str]:
-    """Return what options say of the configuration, as environment variables for all processes.
-
-    Raises:
-        ConfigError: The configuration cannot be read, or an option has no valid value.
-    """
-    asked: dict[str, str] = {}
-    if arguments.text_only:
-        asked[f"{ENV_PREFIX}TEXT_ONLY"] = "true"
-    if arguments.model is not None:
-        asked[MODEL_VARIABLE] = arguments.model
-    if arguments.served_model_name:
-        asked[f"{ENV_PREFIX}GATEWAY__MODEL_NAMES"] = json.dumps(arguments.served_model_name)
-    if arguments.port_offset:
-        asked |= moved(load_config(arguments.config, os.environ | asked), arguments.port_offset)
-    if arguments.host is not None or arguments.port is not None:
-        http = load_config(arguments.config, os.environ | asked).gateway.http or GatewayConfig().http or ""
-        host, port = split(http)
-        host = host if arguments.host is None else arguments.host
-        port = port if arguments.port is None else arguments.port
-        asked[f"{ENV_PREFIX}GATEWAY__HTTP"] = tcp_address(host, port)
-    return asked
 
 
 async def run_until_stopped(stack: Stack, work: Coroutine[Any, Any, None], drain_s: float = 0.0) -> bool:

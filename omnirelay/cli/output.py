@@ -71,12 +71,12 @@ def printable(text: str) -> str:
 
 
 def note(line: str) -> None:
-    """Write a line to standard error, wrapped to the width of a terminal."""
+    """Write a line to standard error, if that can be written; wrapped to the width of a terminal."""
     if _output.midway:
         say("")
     if sys.stderr.isatty():
         line = wrapped(line)
-    with set_aside():
+    with suppress(OSError), set_aside():
         sys.stderr.write(f"{line}\n")
         sys.stderr.flush()
 
@@ -171,10 +171,8 @@ def fail(error: OmniRelayError, as_json: bool = False) -> int:
         say_json(event="error", code=error.code, message=str(error))
         return 1
     _output.flush_first()
-    with suppress(OSError):
-        note(f"omnirelay: {error.code}: {error}")
-        for added in getattr(error, "__notes__", ()):
-            note(added)
+    for line in (f"omnirelay: {error.code}: {error}", *getattr(error, "__notes__", ())):
+        note(line)
     return 1
 
 

@@ -49,7 +49,7 @@ class AsyncClient:
         reconnect_s: How long to try to go on after a loss; 0: answers end with their connection.
 
     Raises:
-        ConfigError: There is no address.
+        ConfigError: There is no address, or a CA file without an address of TLS.
     """
 
     def __init__(
@@ -62,6 +62,9 @@ class AsyncClient:
         self.addresses: Final = (address,) if isinstance(address, str) else tuple(address)
         if not self.addresses:
             raise ConfigError("the client needs the address of a gateway")
+        if ca is not None and not any(each.startswith("tls:") for each in self.addresses):
+            # Whoever names an authority counts on TLS.
+            raise ConfigError(f"ca, or --ca, is for tls://HOST:PORT, not for {', '.join(self.addresses)}")
         self._api_key = api_key
         self._ca = ca
         self._reconnect_s = reconnect_s

@@ -7,7 +7,7 @@ import base64
 import binascii
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Any, Concatenate, Final, Literal, NoReturn, ParamSpec, Protocol, TypeVar
 
@@ -241,6 +241,8 @@ class _Message(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 def _messages(messages: Sequence[object], where: str) -> list[ChatMessage]:
+    if not isinstance(messages, Iterable):
+        raise TypeError(f"{where} is a {type(messages).__name__}, not a list; nor is it a text")
     return [_message(message, f"{where}[{at}]") for at, message in enumerate(messages)]
 
 

@@ -60,5 +60,7 @@ def write_wav(path: Path, waveform: bytes) -> None:
     require_wav(path)
     try:
         path.write_bytes(wav_bytes(waveform))
-    except OSError as error:
-        raise OutputError(f"cannot write {path}: {error.strerror}") from error
+    except (OSError, ValueError) as error:
+        # ValueError: a zero byte in the path.
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise OutputError(f"cannot write {path}: {reason}") from error

@@ -55,6 +55,8 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _run_with_own_stack(arguments: argparse.Namespace, tally: Tally) -> bool:
     config = load_config(arguments.config)
+    # Else the gateway would refuse every line.
+    arguments.text_only |= config.text_only
     checkpoint.prepare(config)
     target = own_target(config)
     work = partial(_answer, target, arguments, tally, concurrency_of(config))

@@ -1,8 +1,10 @@
 """The output of ``omnirelay batch``: a folder that a later run resumes from."""
 
 import fcntl
+import json
 import os
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import IO, Any, Final, ParamSpec, Self, TypeVar
 
@@ -42,19 +44,16 @@ class ResultFolder:
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._done: set[tuple[str, str]] = set()
-        self._results = self._write(self._open_results)
-        try:
-            self._failures: IO[bytes] = self._write((folder / FAILURES).open, "wb")
-        except OutputError:
-            self._results.close()
-            raise
+        with ExitStack() as held:
+            self._results = held.enter_context(self._write(self._open_results))
+            self._failures: IO[bytes] = held.enter_context(self._write((folder / FAILURES).open, "wb"))
+            self._held = held.pop_all()
 
     def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for file in (self._results, self._failures):
-            self._write(file.close)
+        self._write(self._held.close)
 
     def has(self, job: BatchJob) -> bool:
         """Whether an earlier run has answered this exact line."""
@@ -95,21 +94,20 @@ class ResultFolder:
         self._append(self._failures, line=job.number, id=job.id, code=error.code, message=str(error))
 
     def _append(self, file: IO[bytes], **line: Any) -> None:
-        self._write(file.write, msgspec.json.encode(line) + b"\n")
+        # Of a path that is not Unicode, what can be written.
+        self._write(file.write, json.dumps(line, ensure_ascii=False).encode(errors="replace") + b"\n")
         self._write(file.flush)
 
     def _open_results(self) -> IO[bytes]:
         (self._folder / SPEECH).mkdir(parents=True, exist_ok=True)
-        file = (self._folder / RESULTS).open("a+b")
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with ExitStack() as held:
+            file = held.enter_context((self._folder / RESULTS).open("a+b"))
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise OutputError(f"another run writes into {self._folder}") from None
             self._load(file)
-        except BlockingIOError:
-            file.close()
-            raise OutputError(f"another run writes into {self._folder}") from None
-        except BaseException:
-            file.close()
-            raise
+            held.pop_all()
         return file
 
     def _load(self, file: IO[bytes]) -> None:

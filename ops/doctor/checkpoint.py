@@ -45,16 +45,17 @@ def examine(config: Config) -> tuple[Model | None, list[Finding]]:
     except CheckpointAccessError as error:
         return None, [problem(CHECK, str(error), READABLE)]
     missing = _missing(directory)
+    again = f"`rm -r {directory}`: `omnirelay up` makes it again" if config.model is None else AGAIN
     if missing and config.model is not None and is_hub_id(config.model) and not Path(config.model).exists():
         what = f"the copy of {config.model} in {directory} lacks {', '.join(missing)}"
         return None, [warning(CHECK, what, "the stages fetch them when they start; it takes a while")]
     if missing:
-        advice = EXPAND if (directory / COMPACT_FILE).is_file() else AGAIN
+        advice = EXPAND if (directory / COMPACT_FILE).is_file() else again
         return None, [problem(CHECK, f"{directory} lacks {', '.join(missing)}", advice)]
     try:
         model = read_model(directory, stages=config.served_stages)
     except CheckpointError as error:
-        return None, [problem(CHECK, f"{directory}: {error}", AGAIN)]
+        return None, [problem(CHECK, f"{directory}: {error}", again)]
     size = f"{mebibytes(model.weights.nbytes)} of weights, {model.dtype}"
     return model, [ok(CHECK, f"{directory} is complete: {size}")]
 

@@ -10,9 +10,10 @@ from typing import Final, TypeVar
 
 import msgspec
 
-from omnirelay.cli.output import say
+from omnirelay.cli.output import say, say_json
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.errors import ConfigError, StageStartError
+from ops.addresses import overrides
 from ops.doctor import access, checkpoint, gpus, limits, machine, network, software
 from ops.doctor.finding import Finding, Level, ok, problem, warning
 from shared.config import Config, holds_nothing, load_config
@@ -30,10 +31,10 @@ def run(arguments: argparse.Namespace) -> int:
     Returns:
         1 if there is a problem.
     """
-    findings = Examination(arguments.config).findings()
+    findings = Examination(arguments).findings()
     problems = sum(finding.level == "problem" for finding in findings)
     if arguments.json:
-        say(msgspec.json.encode({"problems": problems, "findings": findings}).decode())
+        say_json(problems=problems, findings=msgspec.to_builtins(findings))
     else:
         for finding in findings:
             say(_shown(finding))
@@ -45,8 +46,8 @@ def run(arguments: argparse.Namespace) -> int:
 class Examination:
     """All checks in order; one that raises does not prevent the others."""
 
-    def __init__(self, config_path: Path | None) -> None:
-        self._config_path = config_path
+    def __init__(self, arguments: argparse.Namespace) -> None:
+        self._arguments = arguments
         self._findings: list[Finding] = []
 
     def findings(self) -> list[Finding]:
@@ -69,14 +70,15 @@ class Examination:
         return report if isinstance(report, EngineReport) else None
 
     def _config(self) -> Config | None:
-        source = str(self._config_path or "the built-in values")
+        path: Path | None = self._arguments.config
+        source = str(path or "the built-in values")
         try:
-            config = load_config(self._config_path)
+            config = load_config(path, os.environ | overrides(self._arguments))
         except ConfigError as error:
             advice = "correct it: `omnirelay config init` lists every key"
             self._findings.append(problem("configuration", str(error), advice))
             return None
-        if self._config_path is not None and holds_nothing(self._config_path):
+        if path is not None and holds_nothing(path):
             what = f"{source} holds no key, so the built-in values and the environment's apply"
             self._findings.append(warning("configuration", what, "look whether it is the right file"))
         else:

@@ -11,6 +11,7 @@ from typing import Final
 from omnirelay.cli.output import GIB, MIB, gibibytes, mebibytes
 from ops.doctor.finding import Findings, ok, problem, warning
 from services.families.memory import Model, weight_bytes
+from shared.checkpoints import is_hub_id
 from shared.config import DEFAULT_CHECKPOINT, Config
 from shared.engine_defaults import compute_threads, kv_cache_bytes
 from shared.messages import StageName
@@ -95,8 +96,8 @@ def check_memory(machine: Machine, needed: Mapping[StageName, int], running: boo
 
 
 def check_disk(config: Config, present: bool) -> Findings:
-    """Whether a checkpoint has room, unless it is ``present`` already."""
-    if present:
+    """Whether a checkpoint has room that will be made or fetched, unless it is ``present`` already."""
+    if present or not (config.model is None or is_hub_id(config.model)):
         return
     place, needed = Path(DEFAULT_CHECKPOINT), DEFAULT_CHECKPOINT_BYTES
     if config.model is not None:

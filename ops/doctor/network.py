@@ -39,7 +39,8 @@ def check_addresses(config: Config) -> Findings:
     open_ones = [
         f"{key} {address}"
         for key, address in used(config)
-        if key not in CLIENTS and key not in guarded and not is_local(address)
+        # Of a further process as of the first.
+        if key.partition(" (")[0] not in (*CLIENTS, *guarded) and not is_local(address)
     ]
     if open_ones:
         advice = "there is no authentication: let only a trusted network reach it"

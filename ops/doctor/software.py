@@ -4,6 +4,7 @@ import platform
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib import metadata
 from typing import Final
 
@@ -40,11 +41,9 @@ def check_python(requires: str | None) -> Findings:
 
 def requires_python() -> str | None:
     """The installed project's ``Requires-Python``."""
-    try:
-        value: str | None = metadata.metadata(PROJECT)["Requires-Python"]
-    except metadata.PackageNotFoundError:
-        return None
-    return value
+    with suppress(metadata.PackageNotFoundError):
+        return metadata.metadata(PROJECT)["Requires-Python"]
+    return None
 
 
 def check_packages(needs: list[str]) -> Findings:
@@ -71,10 +70,9 @@ def check_packages(needs: list[str]) -> Findings:
 
 def project_needs() -> list[str]:
     """The installed project's requirements; empty if it is not installed."""
-    try:
+    with suppress(metadata.PackageNotFoundError):
         return metadata.requires(PROJECT) or []
-    except metadata.PackageNotFoundError:
-        return []
+    return []
 
 
 def load_engine(timeout_s: float = PROBE_S) -> EngineReport:

@@ -4,7 +4,8 @@ import asyncio
 import inspect
 import threading
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, overload
@@ -23,13 +24,14 @@ from omnirelay import (
 from omnirelay.cli.progress import ProgressLine
 from omnirelay.client.answer import OpenAnswer
 from omnirelay.client.request import taking_options_of
-from omnirelay.errors import OmniRelayError
+from omnirelay.errors import InvalidRequestError, OmniRelayError
 from omnirelay.tasks import all_of
 from ops.batch.runner import Tally, concurrency_of, patient_answer
 from ops.omni.stack import OwnStack
 
 OmniPrompt = str | Mapping[str, Any] | GenerateRequest
 """A text; options of ``chat`` in a dict, with ``text`` or ``messages``; or a whole request."""
+Prompts = OmniPrompt | Iterable[OmniPrompt]
 
 
 class Prepared:
@@ -53,8 +55,26 @@ class Prepared:
         self._call = inspect.signature(build_request).bind(asked, **{**options, **own})
 
     def request(self) -> GenerateRequest:
-        """Build the request, and read its files; raises as :func:`omnirelay.build_request`."""
-        return build_request(*self._call.args, **self._call.kwargs)
+        """Build the request, and read its files.
+
+        Raises:
+            InvalidRequestError: An option is of another type, or goes with no other.
+            MediaError: A file cannot be read.
+        """
+        try:
+            return build_request(*self._call.args, **self._call.kwargs)
+        except TypeError as error:
+            raise InvalidRequestError(str(error)) from error
+
+
+@contextmanager
+def _named(number: int) -> Iterator[None]:
+    """Say in an error which prompt it is of."""
+    try:
+        yield
+    except (OmniRelayError, TypeError) as error:
+        error.add_note(f"prompt {number} failed, counted from 0")
+        raise
 
 
 @dataclass(frozen=True, repr=False)
@@ -141,27 +161,17 @@ class AsyncOmni(AsyncClient):
 
     @overload
     async def generate(
-        self,
-        prompts: OmniPrompt | Iterable[OmniPrompt],
-        *,
-        errors: Literal["raise"] = "raise",
-        progress: bool = True,
-        **options: Any,
+        self, prompts: Prompts, *, errors: Literal["raise"] = "raise", progress: bool = True, **options: Any
     ) -> list[OmniAnswer]: ...
 
     @overload
     async def generate(
-        self,
-        prompts: OmniPrompt | Iterable[OmniPrompt],
-        *,
-        errors: Literal["return"],
-        progress: bool = True,
-        **options: Any,
+        self, prompts: Prompts, *, errors: Literal["return"], progress: bool = True, **options: Any
     ) -> list[OmniAnswer | OmniRelayError]: ...
 
     async def generate(
         self,
-        prompts: OmniPrompt | Iterable[OmniPrompt],
+        prompts: Prompts,
         *,
         errors: Literal["raise", "return"] = "raise",
         progress: bool = True,
@@ -188,16 +198,19 @@ class AsyncOmni(AsyncClient):
             raise TypeError(f"errors can be 'raise' or 'return', not {errors!r}")
         if isinstance(prompts, str | Mapping | GenerateRequest):
             prompts = [prompts]
-        prepared = [Prepared(prompt, options) for prompt in prompts]
+        prepared: list[Prepared] = []
+        for prompt in prompts:
+            with _named(len(prepared)):
+                prepared.append(Prepared(prompt, options))
         tally, slots = Tally(len(prepared)), asyncio.Semaphore(concurrency_of(self._stack.config))
 
         async def answer(number: int) -> OmniAnswer | OmniRelayError:
             async with slots:
                 try:
-                    request = await asyncio.to_thread(prepared[number].request)
-                    result = await patient_answer(self, request)
+                    with _named(number):
+                        request = await asyncio.to_thread(prepared[number].request)
+                        result = await patient_answer(self, request)
                 except OmniRelayError as error:
-                    error.add_note(f"prompt {number} failed, counted from 0")
                     if errors == "raise":
                         raise
                     tally.failed += 1
@@ -241,25 +254,15 @@ class Omni(Client):
 
     @overload
     def generate(
-        self,
-        prompts: OmniPrompt | Iterable[OmniPrompt],
-        *,
-        errors: Literal["raise"] = "raise",
-        progress: bool = True,
-        **options: Any,
+        self, prompts: Prompts, *, errors: Literal["raise"] = "raise", progress: bool = True, **options: Any
     ) -> list[OmniAnswer]: ...
 
     @overload
     def generate(
-        self,
-        prompts: OmniPrompt | Iterable[OmniPrompt],
-        *,
-        errors: Literal["return"],
-        progress: bool = True,
-        **options: Any,
+        self, prompts: Prompts, *, errors: Literal["return"], progress: bool = True, **options: Any
     ) -> list[OmniAnswer | OmniRelayError]: ...
 
-    def generate(self, prompts: OmniPrompt | Iterable[OmniPrompt], **options: Any) -> Any:
+    def generate(self, prompts: Prompts, **options: Any) -> Any:
         """Answer prompts; as :meth:`AsyncOmni.generate`."""
         return self.call(self._client.generate(prompts, **options))
 

@@ -30,6 +30,7 @@ from services.families.known import family_of
 from services.families.memory import Model
 from shared.config import Config
 from shared.model_files import Weights
+from tests.support.children import Output, Patch
 
 SETTINGS = Settings(device="cpu", checkpoint="tiny", model="DIR", clients=[1, 2], seconds=2.56)
 GOOD = PartResult(
@@ -42,7 +43,7 @@ def finished(name: str, result: PartResult = GOOD, settings: Settings = SETTINGS
     return FinishedPart(name=name, settings=settings, result=result, wall_s=3.0)
 
 
-def run(monkeypatch: pytest.MonkeyPatch, model: Path, out: Path, *arguments: str) -> tuple[int, list[str]]:
+def run(monkeypatch: Patch, model: Path, out: Path, *arguments: str) -> tuple[int, list[str]]:
     """Run the command without its parts; gives its status and the parts that it would have run."""
     ran: list[str] = []
 
@@ -58,7 +59,7 @@ def run(monkeypatch: pytest.MonkeyPatch, model: Path, out: Path, *arguments: str
 
 
 def test_parts_that_passed_are_kept_and_others_run_again(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     status, ran = run(monkeypatch, tiny_checkpoint, tmp_path)
     assert (status, ran) == (1, list(PARTS))
@@ -75,14 +76,14 @@ def test_parts_that_passed_are_kept_and_others_run_again(
     assert run(monkeypatch, tiny_checkpoint, tmp_path, "bare", "--clients", "3") == (0, ["bare"])
 
 
-def test_a_part_that_is_not_there(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_part_that_is_not_there(tmp_path: Path, capsys: Output) -> None:
     with pytest.raises(SystemExit):
         command.main(["speed", "--out", str(tmp_path)])
     assert "there is no part speed; there are bare, parity, steps, load, kill" in capsys.readouterr().err
 
 
 def test_without_vllm_only_the_bare_models_run(
-    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, tmp_path: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(importlib.util, "find_spec", lambda _: None)
     status, ran = run(monkeypatch, tiny_checkpoint, tmp_path)
@@ -127,7 +128,7 @@ def test_tokens_are_forced_and_what_was_likelier_is_noted() -> None:
 
 
 def test_a_stage_that_does_not_fit_into_memory_is_not_loaded(
-    tiny_checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+    tiny_checkpoint: Path, monkeypatch: Patch
 ) -> None:
     monkeypatch.setattr(parity, "LIBRARIES_BYTES", 2**60)
     with pytest.raises(OmniRelayError, match=r"the thinker needs .* are free"):
@@ -135,9 +136,7 @@ def test_a_stage_that_does_not_fit_into_memory_is_not_loaded(
     parity.require_memory(tiny_checkpoint, "thinker", "cuda")
 
 
-def test_where_the_host_waits_is_noted(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_where_the_host_waits_is_noted(monkeypatch: Patch, capsys: Output) -> None:
     """By what vLLM's check says; other warnings are shown."""
     for name in ("VLLM_GPU_SYNC_CHECK", "VLLM_LOGGING_LEVEL"):
         monkeypatch.setenv(name, "")

@@ -7,6 +7,7 @@ import pytest
 
 from tests.cluster.nodes import SLOT, RayNodes
 from tests.cluster.stack import ClusterStack
+from tests.support.children import Folders
 
 
 @pytest.fixture(scope="session")
@@ -16,9 +17,7 @@ def nodes() -> Iterator[RayNodes]:
 
 
 @pytest.fixture(scope="module")
-def stack(
-    nodes: RayNodes, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ClusterStack]:
+def stack(nodes: RayNodes, tiny_checkpoint: Path, tmp_path_factory: Folders) -> Iterator[ClusterStack]:
     """Gateway and token2wav are on nodes that can be killed, and not on the same."""
     alone = {"resources": {SLOT: 1.0}}
     with ClusterStack(

@@ -9,6 +9,7 @@ from ops.cluster.members import Member
 from ops.cluster.plan import actor_name
 from tests.cluster.nodes import RayNodes
 from tests.cluster.stack import COMMAND_S, ClusterStack
+from tests.support.children import Patch
 from tests.support.processes import wait_until
 from tests.support.traffic import Traffic
 
@@ -21,9 +22,7 @@ def write(client: Client, number: int) -> None:
     client.chat("Tell me all.", speech=False, seed=number, text_sampling=sampling).result()
 
 
-async def test_the_rule_does_not_undo_what_a_command_has_done_meanwhile(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_the_rule_does_not_undo_what_a_command_has_done_meanwhile(monkeypatch: Patch) -> None:
     from ops.cluster import controller  # noqa: PLC0415 - only this part needs Ray
 
     there = ["talker-1"]

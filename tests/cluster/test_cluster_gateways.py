@@ -12,6 +12,7 @@ from omnirelay import Client
 from tests.chaos.streams import Heard, Stream, check_heard, heard_of, speaks
 from tests.cluster.nodes import SLOT, RayNodes
 from tests.cluster.stack import STREAMS, ClusterStack, Process
+from tests.support.children import Folders
 from tests.support.processes import wait_until
 from tests.support.stack import addresses_of_several
 
@@ -22,9 +23,7 @@ ONE, TWO = "gateway-1", "gateway-2"
 
 
 @pytest.fixture(scope="module")
-def stack(
-    nodes: RayNodes, tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[ClusterStack]:
+def stack(nodes: RayNodes, tiny_checkpoint: Path, tmp_path_factory: Folders) -> Iterator[ClusterStack]:
     """The gateways are on nodes that can be killed, and not on the same."""
     with ClusterStack(
         nodes,

@@ -43,7 +43,7 @@ def lines(path: Path) -> list[dict[str, Any]]:
 
 
 async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, capsys: Output) -> None:
-    folder = tmp_path / "in"
+    folder = tmp_path / "in\udce4"
     folder.mkdir()
     (folder / "cat.jpg").write_bytes(b"cat")
     out = tmp_path / "out"
@@ -93,7 +93,7 @@ async def test_lines_have_an_answer_or_a_reason(served: Bench, tmp_path: Path, c
     }
     assert "another line has the id 'hello'" in failures[5]["message"]
     assert "txt" in failures[9]["message"]
-    assert str(folder / "nothing.wav") in failures[10]["message"]
+    assert str(tmp_path / "in?" / "nothing.wav") in failures[10]["message"]
     shown = capsys.readouterr().err
     assert "3 of 11 answered, 8 failed" in shown
     assert str(out / "failures.jsonl") in shown
@@ -201,8 +201,9 @@ def test_it_starts_its_own_stack_and_resumes(place: Path, monkeypatch: Patch) ->
         process.send_signal(signal.SIGINT)
         _, shown = process.communicate(timeout=60)
     assert process.returncode == 130
-    assert shown.endswith("0 of 20 answered\ninterrupted: the same command resumes\n")
+    assert shown == "0 of 20 answered\ninterrupted: the same command resumes\n"
     monkeypatch.delenv("FAKE_THINKER")
+    monkeypatch.setenv("OMNIRELAY_TEXT_ONLY", "true")
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert (done.returncode, done.stderr) == (0, "20 of 20 answered\n")
     assert len(lines(place / "out" / "results.jsonl")) == 20
@@ -262,8 +263,10 @@ async def test_prompts_are_answered_in_order_or_fail_alone(temporary: Path, caps
             omni.generate("Hello", errors=wrong)
         with pytest.raises(RequestError) as raised:
             omni.generate(prompts[3:])
-        with pytest.raises(TypeError, match="txt"):
-            omni.generate([{"txt": "Hi"}])
+        with pytest.raises(TypeError, match="txt") as unknown:
+            omni.generate(["Hi", {"txt": "Hi"}])
+        wrong = [None, {"text": "Hi", "stop": 5}]
+        malformed = omni.generate(wrong, errors="return")
         (again,) = omni.generate("Hello", seed=3)
         first = answers[0]
         assert isinstance(first, OmniAnswer)
@@ -274,6 +277,8 @@ async def test_prompts_are_answered_in_order_or_fail_alone(temporary: Path, caps
         ["prompt 0 failed, counted from 0"],
         ["prompt 1 failed, counted from 0"],
     )
+    assert unknown.value.__notes__ == ["prompt 1 failed, counted from 0"]
+    assert [getattr(each, "code", None) for each in malformed] == ["invalid_request"] * 2
     texts = [each.text for each in answers if isinstance(each, OmniAnswer)]
     assert texts == [again.text] * 3
     assert [getattr(each, "code", None) for each in answers] == [None] * 3 + [

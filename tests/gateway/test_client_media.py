@@ -282,6 +282,9 @@ def test_limits_of_the_gateway_are_kept_before_anything_is_sent() -> None:
         request_pieces(build_request("x" * 2000), limits)
     with pytest.raises(errors.InvalidRequestError, match="cannot be sent"):
         request_pieces(build_request("\udcff", images=b"x"), limits)
+    with pytest.raises(errors.InvalidRequestError, match="cannot be sent: seed, max_tokens: ") as raised:
+        request_pieces(build_request("Hi", seed=2**64, max_tokens=-(2**64)), limits)
+    assert raised.value.param == "seed"
 
 
 def test_what_an_older_gateway_does_not_know_is_not_sent_to_it() -> None:

@@ -80,7 +80,7 @@ async def test_commands(served: Bench, tmp_path: Path) -> None:
     (tmp_path / "a picture.png").write_bytes(PICTURE)
     (tmp_path / "out").mkdir()
     lines = b"Hi\n/image 'a picture.png'\nWhat?\n/voice Ethan\n/image a picture.png\n\n/save out/last.wav\n"
-    lines += b"/new\n/save out/none.wav\nAgain\n/voice\n/help\n/quit\nnever sent\n"
+    lines += b"/save a\0.wav\n/new\n/save out/none.wav\nAgain\n/voice\n/help\n/quit\nnever sent\n"
     status, out, told = await piped(*CHAT, served.listen, lines=lines, cwd=tmp_path)
     assert (status, out) == (1, "Hello there\n" * 4)
     first, second, third, fourth = served.stages.requests

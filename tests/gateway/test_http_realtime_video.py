@@ -43,6 +43,7 @@ from tests.gateway.realtime import (
 from tests.gateway.test_http_realtime_early import SECOND, VOICE, bench_of, recite
 from tests.gateway.test_http_realtime_turns import listening, spoken
 from tests.support.camera import FRAME_MS, frames, read_file
+from tests.support.children import Patch
 
 SEEN = frames(8)
 TOKENS = 6 * 4
@@ -401,9 +402,7 @@ def test_the_sound_of_a_video_is_in_memory_twice_and_in_a_request_once(budget: M
 
 
 @pytest.mark.parametrize("early", [False, True])
-async def test_videos_are_made_off_the_event_loop(
-    web: HttpBench, monkeypatch: pytest.MonkeyPatch, early: bool
-) -> None:
+async def test_videos_are_made_off_the_event_loop(web: HttpBench, monkeypatch: Patch, early: bool) -> None:
     """That of 30 s, with large frames, stopped the gateway for 0.1 s."""
     make, makers = InputVideo.recorded, list[threading.Thread]()
 

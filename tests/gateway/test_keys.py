@@ -1,5 +1,6 @@
 """API keys and ephemeral ones: their file, the command that makes one, what a key opens and for how long."""
 
+import errno
 import gc
 import json
 import stat
@@ -10,6 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import given, settings
@@ -22,7 +24,13 @@ from gateway.access.account import UNREAD_OF_ONE, ClientAccount, Principal, Unre
 from gateway.access.api_keys import EPHEMERAL_PREFIX, ApiKeys, KeyEntry, hash_of, new_key, read_keys
 from gateway.fairness.quota import TokenBucket
 from omnirelay.cli.main import main
-from omnirelay.errors import BusyError, ConfigError, SlowClientError, UnauthenticatedError
+from omnirelay.errors import (
+    BusyError,
+    ConfigError,
+    SlowClientError,
+    StandardOutputError,
+    UnauthenticatedError,
+)
 from omnirelay.protocol import Hello
 from shared.config import load_config
 from tests.gateway.bench import BEARER, CHAT, KEY, Configure, Output, Patch, keys_file, written
@@ -252,11 +260,17 @@ def test_the_command_makes_a_key_that_is_known(tmp_path: Path, capsys: Output, m
     ):
         assert main(["api-key", *arguments]) == 1
         assert why in capsys.readouterr().err
-    assert path.read_text() == before
-    assert [each.name for each in path.parent.iterdir()] == ["keys.yaml"]
+    with monkeypatch.context() as patch:
+        patch.setattr("ops.api_key.say", Mock(side_effect=[StandardOutputError("a full disk"), None]))
+        assert main(["api-key", "carol"]) == 1
+        assert path.read_text() == before
+        assert [each.name for each in path.parent.iterdir()] == ["keys.yaml"]
+        patch.setattr("fcntl.flock", Mock(side_effect=OSError(errno.EBADF, "as on NFS")))
+        patch.setattr("sys.stderr", Mock(write=Mock(side_effect=OSError), isatty=lambda: False))
+        assert main(["api-key", "dora"]) == 0
     with ThreadPoolExecutor(8) as at_once:
         assert not any(at_once.map(lambda number: main(["api-key", f"key-{number}"]), range(16)))
-    assert len(read_keys(path)) == 2 + 16
+    assert len(read_keys(path)) == 3 + 16
     written(path, "{}")
     assert main(["api-key", "carol"]) == 1
     assert "does not allow an entry to be appended" in capsys.readouterr().err

@@ -15,6 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 from urllib.request import urlopen
 
 import msgspec
@@ -25,9 +26,9 @@ from omnirelay.cli.main import build_parser, main
 from omnirelay.errors import CancelledRequestError, StageStartError
 from ops import child, launcher
 from ops import restart as replacing
+from ops.addresses import overrides
 from ops.doctor import network
 from ops.launcher import Stack, running
-from ops.up import overrides
 from shared.config import DEFAULT_CHECKPOINT, Config, load_config
 from shared.config.gateway import PORTS_APART
 from shared.messages import STAGES, Role
@@ -37,6 +38,7 @@ from tests.gateway.conftest import KEYS
 from tests.support.children import Child
 from tests.support.ports import free_ports, has_ipv6
 from tests.support.processes import wait_until
+from tests.support.stack import COMMAND
 
 GATEWAY_KEYS = [key for key in KEYS if key.startswith("GATEWAY")]
 OFFSET = 33_000
@@ -258,7 +260,9 @@ def test_restart_replaces_every_process_while_requests_are_answered(place: Path,
         assert children_of(process).isdisjoint(before)
 
 
-async def test_restart_passes_over_what_has_ended_by_itself(place: Path, monkeypatch: Patch) -> None:
+async def test_restart_passes_over_what_has_ended_by_itself(
+    place: Path, monkeypatch: Patch, capsys: Output
+) -> None:
     monkeypatch.setenv("OMNIRELAY_STAGES__TALKER__REPLICAS", "2")
     replaced, us = replacing._replaced, os.getpid()
 
@@ -274,6 +278,16 @@ async def test_restart_passes_over_what_has_ended_by_itself(place: Path, monkeyp
         first = set(replacing._children(us, "talker"))
         await replacing._restart(load_config(), ["talker"])
         assert first.isdisjoint(replacing._children(us, "talker"))
+        with monkeypatch.context() as patch:
+            patch.setattr("os.kill", Mock(side_effect=PermissionError))
+            assert await asyncio.to_thread(main, ["restart", "talker"]) == 1
+    assert "the stack is another user's" in capsys.readouterr().err
+
+
+def test_an_installed_command_needs_no_output_and_nothing_of_the_working_folder(place: Path) -> None:
+    (place / "checkpoint.py").write_text("raise SystemExit(7)")
+    assert subprocess.run(["sh", "-c", '"$0" checkpoint new >&-', COMMAND], check=False).returncode == 0
+    assert (place / "new" / "config.json").is_file()
 
 
 def test_restart_leaves_what_was_not_started_by_up(place: Path, capsys: Output) -> None:

@@ -162,6 +162,8 @@ async def test_keys_that_others_may_read_and_files_that_are_no_certificates_are_
     await does_not_start(config, "cannot read")
     with pytest.raises(ConfigError, match="cannot read the authority's certificate"):
         await AsyncClient("tls://127.0.0.1:1", ca=tmp_path / "missing").connect()
+    with pytest.raises(ConfigError, match="is for tls://HOST:PORT, not for tcp"):
+        AsyncClient("tcp://127.0.0.1:1", ca=certified.ca)
     with pytest.raises(ValueError, match="certificate and key go together"):
         configure({"tls": {"key": "x"}})
 

@@ -15,6 +15,7 @@ from gateway.input.prompt import PromptBuilder
 from omnirelay.content import AudioPart, ChatMessage, ContentPart, ImagePart, TextPart, VideoPart
 from shared.families import DESCRIPTIONS, QWEN3_OMNI, family_of
 from tests.qwen3_omni.tiny import IM_END, Reference
+from tests.support.children import Output
 
 NOTHING = memoryview(b"")
 PARTS: dict[str, ContentPart] = {
@@ -83,9 +84,7 @@ def test_it_is_what_its_family_says(checkpoint: Path) -> None:
     )
 
 
-def test_equal_seeds_give_equal_bytes(
-    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_equal_seeds_give_equal_bytes(checkpoint: Path, tmp_path: Path, capsys: Output) -> None:
     same, other = tmp_path / "same", tmp_path / "other"
     assert main([str(same), "--family", "qwen3-omni"]) == 0
     assert main([str(other), "--family", "qwen3-omni", "--seed", "1"]) == 0

@@ -25,7 +25,7 @@ from shared.starters import (
     load_starters,
     read_media,
 )
-from tests.support.children import ROOT, python
+from tests.support.children import ROOT, Log, Patch, python
 
 
 @pytest.fixture
@@ -106,9 +106,7 @@ def test_starters_are_read_with_their_files(tmp_path: Path) -> None:
         [{"text": "x" * 150}] * 12 + [{"text": "y" * MOST_FILE_BYTES}],
     ],
 )
-def test_a_file_of_another_form_is_not_used(
-    tmp_path: Path, starters: object, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_a_file_of_another_form_is_not_used(tmp_path: Path, starters: object, caplog: Log) -> None:
     write(tmp_path, starters)
     assert load_starters(tmp_path) == []
     assert f"{STARTERS_FILE} of {tmp_path} is not used" in caplog.text
@@ -122,7 +120,7 @@ def test_a_file_of_another_form_is_not_used(
     ],
 )
 def test_a_starter_without_its_file_is_left_out(
-    tmp_path: Path, change: Callable[[Path], object], why: str, caplog: pytest.LogCaptureFixture
+    tmp_path: Path, change: Callable[[Path], object], why: str, caplog: Log
 ) -> None:
     write(tmp_path, [*GOOD, {"says": "nothing to send"}])
     change(tmp_path)
@@ -165,9 +163,7 @@ def test_who_asks_for_families_loads_no_engine() -> None:
     assert done.stdout == "set()\n"
 
 
-def test_a_checkpoint_is_found_where_the_configuration_says(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_checkpoint_is_found_where_the_configuration_says(tmp_path: Path, monkeypatch: Patch) -> None:
     (tmp_path / "config.json").write_text("{}")
     assert resolve_model(Config(model=str(tmp_path))) == tmp_path
     monkeypatch.chdir(tmp_path)
@@ -186,7 +182,7 @@ def test_a_model_that_is_neither_directory_nor_hub_id_is_named(model: str) -> No
         resolve_model(Config(model=model))
 
 
-def test_the_hub_is_asked_for_its_ids(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_hub_is_asked_for_its_ids(tmp_path: Path, monkeypatch: Patch) -> None:
     """The tests are offline, as the hub's library is told by the environment."""
     assert os.environ["HF_HUB_OFFLINE"] == "1"
     with pytest.raises(CheckpointError, match="cannot download nobody/nothing from the Hugging Face hub"):

@@ -44,6 +44,7 @@ from tests.shared.support import (
     wait_until,
 )
 from tests.shared.test_control import heartbeat
+from tests.support.children import Log
 
 EDGES: list[tuple[Role, Role]] = [(sender, receiver) for receiver in WELCOME for sender in WELCOME[receiver]]
 """Every way that messages take: who sends, and to whom."""
@@ -155,7 +156,7 @@ def copy(source: socket.socket, target: socket.socket) -> None:
 # --- the other direction: a process that connects is careful too ---
 
 
-def test_nothing_is_told_to_who_listens_without_keys(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_told_to_who_listens_without_keys(opened: Open, caplog: Log) -> None:
     queue = inbox(opened("talker", None))
     with caplog.at_level(logging.WARNING, logger="shared.transport.curve"):
         push = outbox(opened("thinker"), queue, "talker")
@@ -166,9 +167,7 @@ def test_nothing_is_told_to_who_listens_without_keys(opened: Open, caplog: pytes
     assert re.search(r"no connection to the talker at tcp://\S+: the handshake failed: has ", caplog.text)
 
 
-def test_nothing_is_told_to_who_listens_with_another_key(
-    opened: Open, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_nothing_is_told_to_who_listens_with_another_key(opened: Open, tmp_path: Path, caplog: Log) -> None:
     make_keys(tmp_path / "other", replace=False)
     impostor = inbox(opened("talker", tmp_path / "other"))
     with caplog.at_level(logging.WARNING, logger="shared.transport.curve"):
@@ -182,7 +181,7 @@ def test_nothing_is_told_to_who_listens_with_another_key(
     assert "the handshake failed: has the process there security.keys" in ours[0]
 
 
-def test_a_member_that_is_not_welcome_is_told_so_once(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_member_that_is_not_welcome_is_told_so_once(opened: Open, caplog: Log) -> None:
     queue = inbox(opened("token2wav"))
     with caplog.at_level(logging.WARNING, logger="shared.transport.curve"):
         push = outbox(opened("thinker"), queue, "token2wav")
@@ -266,7 +265,7 @@ def test_a_context_ends_at_once_with_strangers_at_the_door(opened: Open, directo
     assert not guard(context).is_alive()
 
 
-def test_only_so_many_refusals_are_logged(opened: Open, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_so_many_refusals_are_logged(opened: Open, caplog: Log) -> None:
     """Keys cost a stranger nothing: each attempt may bring a new one."""
     context = opened("talker")
     queue = inbox(context)

@@ -33,6 +33,7 @@ from tests.shared.support import (
     read_all,
     wait_until,
 )
+from tests.support.children import Patch
 
 
 @pytest.fixture
@@ -144,7 +145,7 @@ def test_a_secret_that_others_may_read_is_refused(directory: Path, others: int) 
     ],
 )
 def test_a_group_may_read_a_secret_of_roots(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, owner: int, user: int, permissions: int, taken: bool
+    directory: Path, monkeypatch: Patch, owner: int, user: int, permissions: int, taken: bool
 ) -> None:
     """As orchestrators mount secrets for a process that is not root."""
     path = secret_file(directory, "gateway")
@@ -204,9 +205,7 @@ def test_a_directory_that_cannot_be_written_to_is_told(tmp_path: Path) -> None:
         make_keys(tmp_path / "file", replace=False)
 
 
-def test_a_zeromq_without_curve_is_told_before_anything_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_zeromq_without_curve_is_told_before_anything_else(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(zmq, "has", lambda _: False)
     for attempt in (lambda: make_keys(tmp_path, replace=False), lambda: load_keys(tmp_path, "gateway")):
         with pytest.raises(
@@ -316,9 +315,7 @@ def test_a_plain_peer_that_does_not_wait_is_hung_up_on(opened: Open) -> None:
         RawPeer(None, b"PUSH", connection)
 
 
-def test_without_an_answer_to_who_may_connect_nobody_does(
-    opened: Open, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_an_answer_to_who_may_connect_nobody_does(opened: Open, monkeypatch: Patch) -> None:
     """libzmq's own default is the opposite: no answer, everybody is welcome."""
     monkeypatch.setattr(ConnectionGuard, "run", lambda self: (self._zap.close(), self._calls.close()))
     monkeypatch.setattr(ConnectionGuard, "_watch", lambda *_: None)

@@ -43,6 +43,7 @@ from tests.shared.support import (
     wait_until,
 )
 from tests.shared.test_queues import audio, text
+from tests.support.children import Patch
 from tests.support.http import PROMETHEUS, Readings, get, registry_of
 from tests.support.ports import has_ipv6
 
@@ -296,9 +297,7 @@ def test_silent_clients_keep_nobody_out(served: Served) -> None:
     ],
     ids=["nothing", "head", "second head", "second head at once"],
 )
-def test_a_silent_client_is_dropped_after_a_while(
-    monkeypatch: pytest.MonkeyPatch, before: bytes, words: bytes
-) -> None:
+def test_a_silent_client_is_dropped_after_a_while(monkeypatch: Patch, before: bytes, words: bytes) -> None:
     # Where a first head is to be answered, long enough for a busy machine to read it.
     monkeypatch.setattr(protocol, "HEAD_S", 2.0 if before else 0.05)
     served = Served()
@@ -313,9 +312,7 @@ def test_a_silent_client_is_dropped_after_a_while(
         assert read_all(connection) == b""
 
 
-def test_a_client_that_does_not_read_keeps_nobody_waiting_and_is_dropped(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_client_that_does_not_read_keeps_nobody_waiting_and_is_dropped(monkeypatch: Patch) -> None:
     monkeypatch.setattr(protocol, "STALL_S", 0.5)
     served = Served()
     served.registry.register(Large())
@@ -327,7 +324,7 @@ def test_a_client_that_does_not_read_keeps_nobody_waiting_and_is_dropped(
         assert len(read_all(connection)) < LARGE
 
 
-def test_a_client_that_reads_a_large_answer_slowly_gets_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_client_that_reads_a_large_answer_slowly_gets_all_of_it(monkeypatch: Patch) -> None:
     monkeypatch.setattr(protocol, "STALL_S", 0.5)
     served = Served()
     served.registry.register(Large())

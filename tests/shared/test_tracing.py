@@ -27,7 +27,7 @@ from shared.transport.queues import PushQueue
 from tests.shared.stages import STAGE, Harness, running
 from tests.shared.support import Context, free_address, sending, wait_until
 from tests.shared.test_process import start_echo
-from tests.support.children import ROOT
+from tests.support.children import ROOT, Patch
 from tests.support.http import get
 from tests.support.otlp import Collector, Span, wait_for_senders
 from tests.support.thinking import speech_of
@@ -114,7 +114,7 @@ def test_what_is_no_address_is_refused(address: str) -> None:
             traces_url(TracingConfig(), {TRACES: address})
 
 
-def test_a_variable_that_the_sdk_cannot_use_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_variable_that_the_sdk_cannot_use_is_told(monkeypatch: Patch) -> None:
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "-1")
     with pytest.raises(ConfigError, match="max_queue_size must be a positive integer"):
         open_tracer(TracingConfig(endpoint="http://127.0.0.1:9"), "gateway")
@@ -203,9 +203,7 @@ def test_spans_are_told_as_they_were(tracer: Tracer, collector: Collector) -> No
     assert collector.paths == {"/v1/traces"}
 
 
-def test_what_the_environment_says_to_the_collector_is_sent(
-    collector: Collector, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_environment_says_to_the_collector_is_sent(collector: Collector, monkeypatch: Patch) -> None:
     monkeypatch.setenv(BASE, collector.url)
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_HEADERS", "Authorization=Bearer%20secret")
     tracer = open_tracer(TracingConfig(), "talker")
@@ -242,7 +240,7 @@ def said(caplog: pytest.LogCaptureFixture) -> list[str]:
 
 
 def test_a_collector_that_is_not_there_is_named_once_and_keeps_nobody(
-    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    caplog: pytest.LogCaptureFixture, monkeypatch: Patch
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     monkeypatch.setenv("OTEL_BSP_MAX_QUEUE_SIZE", "100")
@@ -268,7 +266,7 @@ def test_a_collector_that_is_not_there_is_named_once_and_keeps_nobody(
 
 @pytest.mark.parametrize("status", [404, 503])
 def test_a_collector_that_refuses_is_told_once_and_believed_when_it_is_well_again(
-    collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch, status: int
+    collector: Collector, caplog: pytest.LogCaptureFixture, monkeypatch: Patch, status: int
 ) -> None:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     # Shorter than the pause before another attempt, so that none is made.
@@ -284,7 +282,7 @@ def test_a_collector_that_refuses_is_told_once_and_believed_when_it_is_well_agai
     assert len(said(caplog)) == 1
 
 
-def test_a_collector_that_never_answers_delays_the_end_by_a_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_collector_that_never_answers_delays_the_end_by_a_bound(monkeypatch: Patch) -> None:
     monkeypatch.setenv("OTEL_EXPORTER_OTLP_TIMEOUT", "60")
     with socket.create_server(("127.0.0.1", 0)) as silent:
         tracer = Tracer("gateway", f"http://127.0.0.1:{silent.getsockname()[1]}", 1.0)
@@ -300,7 +298,7 @@ TRACEPARENT = f"00-{TRACE}-{GATEWAY}-01"
 
 
 @pytest.fixture
-def harness(context: Context, collector: Collector, monkeypatch: pytest.MonkeyPatch) -> Iterator[Harness]:
+def harness(context: Context, collector: Collector, monkeypatch: Patch) -> Iterator[Harness]:
     monkeypatch.setenv("OTEL_BSP_SCHEDULE_DELAY", "10")
     with running(context) as harness:
         harness.service.traces.tracer = Tracer(STAGE, collector.url, 1.0)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.children import Folders
 from tests.support.otlp import Collector
 from tests.support.stack import PATIENT, RunningStack, make_config
 
@@ -20,9 +21,7 @@ def collector() -> Iterator[Collector]:
 
 
 @pytest.fixture(scope="session")
-def stack(
-    tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory, collector: Collector
-) -> Iterator[RunningStack]:
+def stack(tiny_checkpoint: Path, tmp_path_factory: Folders, collector: Collector) -> Iterator[RunningStack]:
     config = make_config(
         tiny_checkpoint,
         tracing={"endpoint": collector.url},

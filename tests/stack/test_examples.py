@@ -90,6 +90,8 @@ def test_streaming_to_a_player_and_into_a_file(stack: RunningStack, tmp_path: Pa
     collected = (tmp_path / "collected.raw").read_bytes()
     assert 0 < len(collected) <= 4 * 24_000
     assert (tmp_path / "played.raw").read_bytes() == collected
+    failing = [sys.executable, str(EXAMPLES / "stream.py"), "--address", stack.address, "--play", "cat"]
+    assert subprocess.run([*failing, "--max-tokens", "0"], timeout=60, check=False).returncode == 1
 
 
 def test_a_question_about_an_image(stack: RunningStack, tmp_path: Path) -> None:

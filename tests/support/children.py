@@ -6,6 +6,12 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, AnyStr
 
+import pytest
+
+Patch = pytest.MonkeyPatch
+Output = pytest.CaptureFixture[str]
+Folders = pytest.TempPathFactory
+Log = pytest.LogCaptureFixture
 ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -23,6 +23,7 @@ from shared.messages import ConditioningRows
 from shared.messages.payloads import AdditionalInformationPayload
 from shared.vllm.tensors import pack_positions, pack_rows
 from tests.support.answers import Reference
+from tests.support.children import Patch
 from tests.support.talking import TalkerRig, ask, rows_message, rows_of, start_of
 from tests.support.thinking import speech_of
 
@@ -135,9 +136,7 @@ def test_what_cannot_be_spoken_is_refused(
     assert "bad" not in talker.starts
 
 
-def test_rows_are_held_within_a_budget(
-    talker: TalkerRig, reference: Reference, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_held_within_a_budget(talker: TalkerRig, reference: Reference, monkeypatch: Patch) -> None:
     answer = ask(reference, 33)
     bytes_a_position = 128 * 4 + POSITION_BYTES
     talker.service.accept(start_of("kept", answer))
@@ -253,7 +252,7 @@ class BrokenTrack(ConditioningTrack):
 def test_an_exception_while_preparing_one_request_fails_that_one(
     talker: TalkerRig,
     reference: Reference,
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: Patch,
     caplog: pytest.LogCaptureFixture,
     fault: Exception,
     codes: int,

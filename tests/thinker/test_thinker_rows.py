@@ -11,6 +11,7 @@ from torch.profiler import ProfilerActivity, profile
 from services.families.qwen2_5_omni.thinker import QwenTrackWriter
 from shared.vllm.tensors import POSITIONS
 from tests.support.answers import Reference, random_prompt
+from tests.support.children import Patch
 from tests.support.http import Change
 from tests.support.thinking import ThinkerRig, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
@@ -44,9 +45,7 @@ def check_spoken(rig: ThinkerRig, reference: Reference, prompts: dict[str, list[
         check_track(rig, name, reference, prompt)
 
 
-def test_rows_are_fetched_before_tokens_are_sampled(
-    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rows_are_fetched_before_tokens_are_sampled(thinker: ThinkerRig, monkeypatch: Patch) -> None:
     """On a GPU their copy then ends before that of the tokens; reading them afterwards computes nothing."""
     worker = thinker.engine.model_executor.driver_worker.worker
     events: list[str] = []
@@ -205,7 +204,7 @@ LIMIT = 40 * 512
 
 
 def test_many_rows_at_once_leave_in_messages_within_the_limit(
-    thinker: ThinkerRig, monkeypatch: pytest.MonkeyPatch
+    thinker: ThinkerRig, monkeypatch: Patch
 ) -> None:
     prompt = random_prompt(300)
     thinker.run(thinker_request("whole", prompt, speech=speech_of()))

@@ -26,6 +26,7 @@ from shared.config import SynthesisConfig, SynthesisEngineConfig, Token2WavConfi
 from shared.messages import AudioChunk, CodecTokens, StageEvent, SynthesisStart
 from shared.messages.payloads import Blob
 from shared.vllm.tensors import from_blob, to_blob
+from tests.support.children import Patch
 from tests.support.edges import Edge, MakeEdge
 from tests.support.http import Change
 from tests.support.thinking import Rig, fresh, speech_of
@@ -207,7 +208,7 @@ def test_a_stream_cut_at_its_deadlines_is_that_of_the_same_sizes(rig: Token2WavR
 
 
 def test_a_chunk_that_can_wait_is_cut_when_its_listener_needs_it(
-    rig: Token2WavRig, monkeypatch: pytest.MonkeyPatch
+    rig: Token2WavRig, monkeypatch: Patch
 ) -> None:
     """The service says when, and is ready then, without a message."""
     now = time.monotonic()
@@ -336,7 +337,7 @@ def test_abort_in_the_middle_frees_the_state_and_spares_the_others(rig: Token2Wa
         rig.give("dropped", 1, codes)
 
 
-def broken_chunk(rig: Token2WavRig, monkeypatch: pytest.MonkeyPatch) -> type[OmniRelayError]:
+def broken_chunk(rig: Token2WavRig, monkeypatch: Patch) -> type[OmniRelayError]:
     synthesizer = pooler_of(rig.engine).synthesizer
     prepare = synthesizer.prepare
 
@@ -349,7 +350,7 @@ def broken_chunk(rig: Token2WavRig, monkeypatch: pytest.MonkeyPatch) -> type[Omn
     return StageFailedError
 
 
-def broken_waveform(_: Token2WavRig, monkeypatch: pytest.MonkeyPatch) -> type[OmniRelayError]:
+def broken_waveform(_: Token2WavRig, monkeypatch: Patch) -> type[OmniRelayError]:
     def break_one(waveform: torch.Tensor) -> Blob:
         if waveform.numel() == 48 * SAMPLES_PER_CODE:
             raise TypeError("broken on purpose")
@@ -361,7 +362,7 @@ def broken_waveform(_: Token2WavRig, monkeypatch: pytest.MonkeyPatch) -> type[Om
 
 @pytest.mark.parametrize("broken", [broken_chunk, broken_waveform])
 def test_an_error_that_nobody_expected_fails_its_request_alone(
-    rig: Token2WavRig, monkeypatch: pytest.MonkeyPatch, broken: Callable[..., type[OmniRelayError]]
+    rig: Token2WavRig, monkeypatch: Patch, broken: Callable[..., type[OmniRelayError]]
 ) -> None:
     error = broken(rig, monkeypatch)
     codes = {seed: rig.oracle.codes(24 if seed == 12 else 48, seed=seed) for seed in (12, 13)}
@@ -411,9 +412,7 @@ def test_chunks_steps_and_seconds_of_audio_are_told(rig: Token2WavRig) -> None:
     assert not [metric for metric in rig.service.collect() if "kv_cache" in metric.name]
 
 
-def test_chunks_of_every_size_are_made_before_a_gpu_is_ready(
-    rig: Token2WavRig, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_chunks_of_every_size_are_made_before_a_gpu_is_ready(rig: Token2WavRig, monkeypatch: Patch) -> None:
     submit, sizes = rig.engine.submit_chunk, defaultdict(set)
 
     def noted(name: str, chunk: SynthesisChunk, *rest: Any) -> None:

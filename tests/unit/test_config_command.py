@@ -11,12 +11,13 @@ import yaml
 from omnirelay.cli.main import main
 from ops.config import example
 from shared.config import Config, is_ours, load_config
+from tests.support.children import Output, Patch
 
 EXAMPLE = Path(__file__).parents[2] / "deploy/config.example.yaml"
 
 
 @pytest.fixture(autouse=True)
-def no_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def no_variables(monkeypatch: Patch) -> None:
     for name in filter(is_ours, list(os.environ)):
         monkeypatch.delenv(name)
 
@@ -29,7 +30,7 @@ def keys(values: Mapping[str, Any], prefix: str = "") -> set[str]:
     }
 
 
-def test_init_prints_every_key_with_its_default(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_init_prints_every_key_with_its_default(capsys: Output, tmp_path: Path) -> None:
     assert main(["config", "init"]) == 0
     printed = capsys.readouterr().out
     file = tmp_path / "config.yaml"
@@ -56,9 +57,7 @@ def test_comments_say_what_a_key_takes() -> None:
         assert line in lines
 
 
-def test_show_prints_what_applies_and_who_sets_it(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_show_prints_what_applies_and_who_sets_it(capsys: Output, tmp_path: Path, monkeypatch: Patch) -> None:
     file = tmp_path / "config.yaml"
     file.write_text(
         "model: 'a: b # c'\n"
@@ -86,7 +85,7 @@ def test_show_prints_what_applies_and_who_sets_it(
     assert load_config(shown, {}) == load_config(file)
 
 
-def test_show_refuses_what_is_not_valid(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_refuses_what_is_not_valid(tmp_path: Path, capsys: Output) -> None:
     file = tmp_path / "config.yaml"
     file.write_text("gateway: {limits: {max_actives: 3}}\n", encoding="utf-8")
     assert main(["config", "show", "--config", str(file)]) == 1

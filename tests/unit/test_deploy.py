@@ -242,6 +242,10 @@ def test_a_second_gateway_is_as_the_first_but_for_its_ports() -> None:
         first.pop(own, None)
         second.pop(own, None)
     assert second == first
+    assert GPU["services"]["gateway-2"] == GPU["services"]["gateway"] | {
+        "image": second["image"],
+        "profiles": ["gateways"],
+    }
     for stage, change in more.items():
         environment = COMPOSE["services"][stage]["environment"] | change["environment"]
         values = {key: str(value) for key, value in environment.items() if key.startswith("OMNIRELAY_")}

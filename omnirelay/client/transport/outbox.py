@@ -61,7 +61,11 @@ def request_pieces(request: GenerateRequest, limits: Welcome) -> Pieces:
     try:
         body = msgspec.msgpack.encode(marked)
     except (UnicodeEncodeError, OverflowError) as error:
-        raise InvalidRequestError(f"the request cannot be sent: {error}") from error
+        # msgspec names no field.
+        parts = (request, request.text_sampling, request.codec_sampling)
+        long = [name for part in parts for name in part.__struct_fields__ if _is_long(getattr(part, name))]
+        what = f"{', '.join(long)}: " if long else ""
+        raise InvalidRequestError(f"the request cannot be sent: {what}{error}", *long[:1]) from error
     first, *others = body.split(bytes([_BIN8, MARK_BYTES]) + mark)
     data = [
         memoryview(part.data).cast("B") for _, part in media_of(request.messages) if part.data is not None
@@ -76,6 +80,10 @@ def request_pieces(request: GenerateRequest, limits: Welcome) -> Pieces:
             f"the request has {length} bytes, the gateway takes at most {most} (gateway.limits.request_bytes)"
         )
     return pieces
+
+
+def _is_long(value: object) -> bool:
+    return isinstance(value, int) and not -(2**63) <= value < 2**64
 
 
 def frames_of(client_id: int, pieces: Pieces, limits: Welcome) -> Iterator[Pieces]:

@@ -65,6 +65,8 @@ def test_the_small_checkpoint_that_is_not_made_yet(tmp_path: Path, monkeypatch: 
     assert ("omnirelay up" in finding.advice, f"{tmp_path}/.cache" in finding.what) == (True, True)
     write_model(DEFAULT_CHECKPOINT)
     assert look(None)[1].level == "ok"
+    (DEFAULT_CHECKPOINT / "tokenizer.json").unlink()
+    assert look(None)[1].advice == f"`rm -r {DEFAULT_CHECKPOINT}`: `omnirelay up` makes it again"
 
 
 def test_a_folder_that_is_not_there() -> None:

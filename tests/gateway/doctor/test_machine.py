@@ -115,6 +115,7 @@ def test_room_for_a_checkpoint(tmp_path: Path, monkeypatch: Patch) -> None:
     monkeypatch.setattr(os, "access", lambda *_: False)
     found = only(machine.check_disk(Config(), present=False), "problem")
     assert found.what == f"{tmp_path} cannot be written to"
+    assert list(machine.check_disk(Config(model="/no/model"), present=False)) == []
 
 
 def test_processors(monkeypatch: Patch) -> None:
@@ -283,6 +284,7 @@ def test_for_people(config_file: Path, capsys: Output) -> None:
     address = yaml.safe_load(config_file.read_text())["gateway"]["events"]
     with socket.create_server(("127.0.0.1", int(address.rpartition(":")[2]))):
         assert main(["doctor", "--config", str(config_file)]) == 1
+        assert main(["doctor", "--config", str(config_file), "--port-offset", "2000"]) == 0
     shown = capsys.readouterr().out
     assert "ok       configuration  " in shown
     assert f"problem  ports          {address} (gateway.events) is in use" in shown
@@ -292,8 +294,9 @@ def test_for_people(config_file: Path, capsys: Output) -> None:
 
 def test_a_configuration_that_cannot_be_read(tmp_path: Path, capsys: Output) -> None:
     (tmp_path / "config.yaml").write_text("gateway: {lisen: tcp://127.0.0.1:5555}")
-    findings = examine(capsys, tmp_path / "config.yaml", 1)
-    assert "gateway.lisen" in findings["configuration"][0]["what"]
+    (tmp_path / "config.yaml").rename(tmp_path / "\udce4.yaml")
+    findings = examine(capsys, tmp_path / "\udce4.yaml", 1)
+    assert "?.yaml (with environment overrides): gateway.lisen" in findings["configuration"][0]["what"]
     assert "ports" not in findings
     assert {"python", "vllm", "open-files"} <= set(findings)
 
