@@ -79,9 +79,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Measure; return the exit status, 1 if a bound was missed."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.quality", description=__doc__)
     add = parser.add_argument
-    add(
-        "model", type=Path, nargs="?", default=DEFAULT_CHECKPOINT, metavar="DIR", help="a speaking checkpoint"
-    )
+    add("model", type=Path, nargs="?", default=DEFAULT_CHECKPOINT, metavar="DIR", help="the checkpoint")
     add("--count", type=int, default=100, help="questions of each kind (default: 100)")
     add("--clients", type=int, default=4, metavar="N", help="requests at once (default: 4)")
     add("--out", type=Path, default=RESULTS, metavar="DIR", help=f"default: {RESULTS}")

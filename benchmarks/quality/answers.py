@@ -1,7 +1,6 @@
 """Held-out questions as requests, and what a running stack says to them, and how it sounds."""
 
 import asyncio
-import io
 import random
 import zlib
 from collections.abc import AsyncIterable, Sequence
@@ -9,7 +8,6 @@ from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
-import soundfile
 
 from labs.training.data.augmentation import RATE
 from labs.training.data.corpus import VOICES
@@ -99,14 +97,8 @@ def _content(turn: Turn, question: Question, generator: random.Random, speak: Sp
     if turn.scene is not None:
         parts.append(image(turn.scene.draw(generator)))
     spoken = question.wave(speak) if turn.spoken else None
-    parts.append(TextPart(turn.question) if spoken is None else audio(_wav(spoken)))
+    parts.append(TextPart(turn.question) if spoken is None else audio(spoken, RATE))
     return parts
-
-
-def _wav(samples: object) -> bytes:
-    file = io.BytesIO()
-    soundfile.write(file, samples, RATE, format="WAV", subtype="PCM_16")
-    return file.getvalue()
 
 
 MOST_WORDS = 32

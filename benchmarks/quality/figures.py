@@ -154,15 +154,15 @@ def answer_figures(replies: Sequence[SpokenReply]) -> list[Score]:
         ours = [reply for reply in replies if _group(reply.asked.kind) == group]
         if not ours:
             continue
-        found.append(Score(f"right: {group}", sum(reply.right for reply in ours), len(ours), least=least))
-        kinds = list(dict.fromkeys(reply.asked.kind for reply in ours))
-        found += [_right(kind, ours) for kind in kinds if kinds != [group]]
+        found.append(_right(f"right: {group}", ours, least))
+        for kind in dict.fromkeys(reply.asked.kind for reply in ours):
+            if kind != group:
+                found.append(_right(f"- {kind}", [reply for reply in ours if reply.asked.kind == kind]))
     return found
 
 
-def _right(kind: str, replies: Sequence[SpokenReply]) -> Score:
-    ours = [reply for reply in replies if reply.asked.kind == kind]
-    return Score(f"- {kind}", sum(reply.right for reply in ours), len(ours))
+def _right(name: str, replies: Sequence[SpokenReply], least: float | None = None) -> Score:
+    return Score(name, sum(reply.right for reply in replies), len(replies), least=least)
 
 
 def _group(kind: str) -> str:

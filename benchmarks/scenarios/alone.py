@@ -32,8 +32,7 @@ from shared.messages import (
 )
 
 SECONDS, COST, MEMORY = "s", "s of a second", "peak memory, MiB"
-STEP, MODEL, BESIDE = "step, ms", "its model, ms", "beside the model, ms"
-PREDICTOR = "its code predictor, ms"
+STEP, MODEL, BESIDE, PREDICTOR = "step, ms", "its model, ms", "beside the model, ms", "its code predictor, ms"
 CODES: Final = 8192
 """Ids below are codes in every checkpoint of ours."""
 PROMPT_TOKENS: Final = 98
