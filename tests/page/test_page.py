@@ -222,7 +222,8 @@ async def test_a_key_is_asked_for_and_kept_until_the_tab_is_closed(before: Befor
         await page.press("Enter")
         await page.until(f"{TOLD} === 'the API key is not accepted'")
         await page.js("document.getElementById('key').select()")
-        await page.write(KEY)
+        # An invisible sign, as chats put into what is copied, is not a part of it.
+        await page.write(f"{KEY[:9]}\u200b{KEY[9:]}")
         await page.press("Enter")
         await page.until(READY)
         await page.ask("Hi")
