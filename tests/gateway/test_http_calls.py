@@ -126,6 +126,19 @@ async def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(web: H
         await free(web)
 
 
+async def test_text_of_which_nothing_was_heard_is_not_kept(web: HttpBench, call: Caller) -> None:
+    call.send("conversation.item.create", item=HELLO)
+    call.send("response.create")
+    request = await web.stages.request(0)
+    await web.stages.text(request.request_id, 0, web.encode(ANSWER))
+    item = (await call.take("response.output_audio_transcript.delta"))[-1]["item_id"]
+    call.send("output_audio_buffer.clear")
+    assert (await call.take("conversation.item.truncated"))[-1]["item_id"] == item
+    call.send("conversation.item.retrieve", item_id=item)
+    kept = (await call.take("conversation.item.retrieved"))[-1]["item"]
+    assert kept["content"] == [{"type": "output_audio", "transcript": ""}]
+
+
 async def test_a_client_clears_what_is_being_played(web: HttpBench) -> None:
     async with speaking(web, ANSWER, [LONG]):
         async with connected(web) as c:

@@ -85,7 +85,8 @@ class Response:
     def __post_init__(self) -> None:
         self._send = self._transport.send
         self._calls = self._settings.call_parser()
-        self._item = Item("assistant", [], [], status="in_progress")
+        speech = SentSpeech(self._settings.speed) if self._settings.speech else None
+        self._item = Item("assistant", [], [], status="in_progress", speech=speech)
         # A transport that plays takes PCM.
         law = None if self._transport.plays else LAWS.get(self._settings.output_format)
         self._encoder = None if law is None else G711Encoder(law)
@@ -102,6 +103,11 @@ class Response:
     def completed(self) -> bool:
         """Whether it was generated to its end."""
         return (self._done is not None or self._all_written) and self.error is None
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it is to be spoken, and no speech was sent."""
+        return self._item.speech is not None and not self._item.speech.size
 
     @property
     def in_conversation(self) -> bool:
@@ -219,7 +225,6 @@ class Response:
 
     async def _forward(self, answer: HttpAnswer) -> None:
         audio = EncodedAudio(self._context.audio, "pcm16", streamed=True, speed=self._settings.speed)
-        self._item.speech = SentSpeech(self._settings.speed)
         spoken, tokens = False, 0
         async for event in answer:
             if isinstance(event, TextEvent):
@@ -237,7 +242,6 @@ class Response:
                 break
         if spoken and not self._silent:
             await self._speak(await audio.finish(), last=True)
-            self._item.speech.complete = self._done is not None and self._done.codec_finish_reason == "stop"
         await self._write("", last=True)
 
     async def _speak(self, pcm: bytes, last: bool = False) -> None:
@@ -245,6 +249,9 @@ class Response:
         self._playback.sent(pcm, self._delay_ms / 1000)
         if self._item.speech is not None:
             self._item.speech.push(pcm)
+            self._item.speech.complete = (
+                last and self._done is not None and self._done.codec_finish_reason == "stop"
+            )
         audio = pcm if self._encoder is None else self._encoder.push(pcm)
         if self._encoder is not None and last:
             audio += self._encoder.finish()
