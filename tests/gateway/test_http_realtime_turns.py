@@ -275,6 +275,14 @@ async def test_a_flood_of_audio_waits_in_its_own_connection(web: HttpBench) -> N
             await take(c, "input_audio_buffer.speech_started")
 
 
+async def test_a_full_buffer_forgets_a_whole_turn(configure: Configure) -> None:
+    async with bench_of(configure, media={"max_audio_seconds": 5}) as b, listening(b) as c:
+        await append(c, spoken(400))
+        await append(c, bytes(RATE * 49 // 5), RATE * 49 // 5)
+        assert (await error_of(c)).code == "input_audio_buffer_commit_empty"
+        await settle(c)
+
+
 async def test_a_client_that_is_heard_is_not_taken_for_gone(web: HttpBench, monkeypatch: Patch) -> None:
     """Its answers to pings are not read before the event is processed."""
     monkeypatch.setattr(listener, "BURST_S", 0.5)
