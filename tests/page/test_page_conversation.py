@@ -235,6 +235,12 @@ async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before
 async def test_escape_cancels_at_every_stage(before: Before) -> None:
     async with before() as (b, page):
         name = (await half_answered(b, page)).request_id
+        # Where it closes the dialog it does nothing else.
+        await page.click("#menu-open")
+        await page.until("document.getElementById('menu').open")
+        await page.press("Escape")
+        await page.until("!document.getElementById('menu').open")
+        assert await page.js(STATE) is None
         await page.press("Escape")
         await page.until(f"{STATE} === 'stopped'")
         await b.stages.aborted(name)

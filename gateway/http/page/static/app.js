@@ -198,7 +198,7 @@ byId("ideas").onclick = ({ target }) => {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") {
+  if (event.key === "Escape" && !byId("menu").open) {
     if (talking.active) talking.discard();
     else stop();
   } else if (event.key === "F2" && !event.repeat) {
