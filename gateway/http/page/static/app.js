@@ -201,7 +201,7 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && !byId("menu").open) {
     if (talking.active) talking.discard();
     else stop();
-  } else if (event.key === "F2" && !event.repeat) {
+  } else if (event.key === "F2" && !event.repeat && !live.active) {
     event.preventDefault();
     talking.press();
   } else if (event.key === "Enter" && talking.active && !event.target.closest("button, select, input")) {
