@@ -110,7 +110,7 @@ async def test_it_listens_again_after_an_answer_and_escape_ends_it(before: Befor
         await page.until("document.getElementById('live-panel').hidden")
 
 
-async def test_neither_a_second_click_nor_f2_opens_a_second_microphone(before: Before, sentence: Path) -> None:
+async def test_a_second_click_and_f2_open_no_second_microphone(before: Before, sentence: Path) -> None:
     async with before(sentence, wide=False) as (_, page):
         await page.js("""
             window.tracks = [];

@@ -85,7 +85,8 @@ class Response:
     def __post_init__(self) -> None:
         self._send = self._transport.send
         self._calls = self._settings.call_parser()
-        speech = SentSpeech(self._settings.speed) if self._settings.speech else None
+        self._sent = SentSpeech(self._settings.speed)
+        speech = self._sent if self._settings.speech else None
         self._item = Item("assistant", [], [], status="in_progress", speech=speech)
         # A transport that plays takes PCM.
         law = None if self._transport.plays else LAWS.get(self._settings.output_format)
@@ -107,7 +108,7 @@ class Response:
     @property
     def unheard(self) -> bool:
         """Whether it is to be spoken, and no speech was sent."""
-        return self._item.speech is not None and not self._item.speech.size
+        return self._settings.speech and not self._sent.size
 
     @property
     def in_conversation(self) -> bool:
@@ -242,16 +243,13 @@ class Response:
                 break
         if spoken and not self._silent:
             await self._speak(await audio.finish(), last=True)
+            self._sent.complete = self._done is not None and self._done.codec_finish_reason == "stop"
         await self._write("", last=True)
 
     async def _speak(self, pcm: bytes, last: bool = False) -> None:
         """Send a piece of the speech."""
         self._playback.sent(pcm, self._delay_ms / 1000)
-        if self._item.speech is not None:
-            self._item.speech.push(pcm)
-            self._item.speech.complete = (
-                last and self._done is not None and self._done.codec_finish_reason == "stop"
-            )
+        self._sent.push(pcm)
         audio = pcm if self._encoder is None else self._encoder.push(pcm)
         if self._encoder is not None and last:
             audio += self._encoder.finish()
