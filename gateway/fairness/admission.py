@@ -160,9 +160,8 @@ class Admission:
         return self._thinking.own(client) + self._speaking.own(client) > 0
 
     def _may(self, speech: bool, client: str, request_id: str) -> bool:
-        if self._queued[request_id].speaks and not (speech and self._speaking.has_for(client)):
-            return False
-        return self._thinking.has_for(client)
+        may_speak = speech and self._speaking.has_for(client)
+        return self._thinking.has_for(client) and (may_speak or not self._queued[request_id].speaks)
 
     def retry_after_ms(self) -> int:
         """Expected time until a place is free."""

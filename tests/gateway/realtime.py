@@ -113,6 +113,11 @@ async def begin(b: HttpBench, c: Connection) -> ThinkRequest:
     return await b.stages.request(index)
 
 
+async def clear(c: Connection) -> None:
+    await c.input_audio_buffer.clear()
+    await take(c, "input_audio_buffer.cleared")
+
+
 async def truncate(c: Connection, item_id: str, ms: int) -> None:
     await c.conversation.item.truncate(item_id=item_id, content_index=0, audio_end_ms=ms)
     await take(c, "conversation.item.truncated")

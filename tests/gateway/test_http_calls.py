@@ -17,6 +17,7 @@ from tests.gateway.caller import Caller, calling
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway, likeness, melody, speaking
 from tests.gateway.realtime import ANSWER, HELLO, PUSH_TO_TALK, SAID, idle
+from tests.gateway.test_http_realtime_turns import ENDED
 from tests.gateway.test_turns import SENTENCES, said
 
 LONG = (0.2 * melody(20.0)).astype(np.float32)
@@ -87,11 +88,7 @@ async def test_a_spoken_question_gets_a_spoken_answer(web: HttpBench, answers: N
         assert session["audio"]["input"]["turn_detection"]["type"] == "server_vad"
         c.microphone.say(said(SENTENCES[0]))
         events = await c.take("output_audio_buffer.stopped")
-        assert kinds(events)[:3] == [
-            "input_audio_buffer.speech_started",
-            "input_audio_buffer.speech_stopped",
-            "input_audio_buffer.committed",
-        ]
+        assert kinds(events)[:3] == ["input_audio_buffer.speech_started", *ENDED[:2]]
         done = next(each for each in events if each["type"] == "response.done")
         assert done["response"]["status"] == "completed"
         assert "response.output_audio.delta" not in kinds(events)
@@ -124,6 +121,15 @@ async def test_the_users_voice_interrupts_and_only_what_was_heard_is_kept(web: H
             frames = c.loud[-1] + 1 - c.loud[0]
             assert events[-1]["audio_end_ms"] == pytest.approx(20 * frames, abs=100)
         await free(web)
+
+
+async def test_text_of_which_nothing_was_heard_is_not_kept(web: HttpBench, call: Caller) -> None:
+    asking = asyncio.create_task(ask(call, "response.output_audio_transcript.delta"))
+    await web.stages.text((await web.stages.request(0)).request_id, 0, web.encode(ANSWER))
+    item = (await asking)[-1]["item_id"]
+    call.send("output_audio_buffer.clear")
+    cut = (await call.take("conversation.item.truncated"))[-1]
+    assert (cut["item_id"], cut["audio_end_ms"]) == (item, 0)
 
 
 async def test_a_client_clears_what_is_being_played(web: HttpBench) -> None:

@@ -30,6 +30,7 @@ from tests.gateway.realtime import (
     append,
     ask,
     begin,
+    clear,
     idle,
     picture,
     recording,
@@ -172,8 +173,7 @@ async def test_what_a_client_has_computed_between_two_requests_is_bounded(config
             # Found in the prefix cache, it costs nothing.
             await b.stages.prefilled(begun.request_id, 900, cached=880 if index < 2 else 0)
             await ended(b)
-            await c.input_audio_buffer.clear()
-            await take(c, "input_audio_buffer.cleared")
+            await clear(c)
         await recite(c, 0, 2.5)
         # 900 + 40: still less than the bound.
         await b.stages.prefilled((await b.stages.prefill(3)).request_id, 900)

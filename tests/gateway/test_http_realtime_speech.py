@@ -117,19 +117,21 @@ async def test_telephone_speech_may_be_faster(web: HttpBench, c: Connection) -> 
         assert len(said(await ask(c))) == round(SAID.size / 1.5) // 3
 
 
-@pytest.mark.parametrize("ended", [False, True], ids=["cancelled", "with too few codes"])
-async def test_text_ahead_of_its_speech_is_not_kept(web: HttpBench, c: Connection, ended: bool) -> None:
-    request = await begin(web, c)
+@pytest.mark.parametrize("how", ["cancelled", "with too few codes", "before its speech"])
+async def test_text_ahead_of_its_speech_is_not_kept(web: HttpBench, c: Connection, how: str) -> None:
+    request, ended, begun = await begin(web, c), how == "with too few codes", how != "before its speech"
     await web.stages.text(request.request_id, 0, web.encode(" ".join([SPOKEN] * 5)), "stop")
-    await web.stages.codec(request.request_id, 0, [7] * 10, "length" if ended else None)
-    await web.stages.audio(request.request_id, 0, SAID[:24_000].tobytes(), last=ended)
-    item_id = (await take(c, "response.output_audio.delta"))[-1].item_id
+    if begun:
+        await web.stages.codec(request.request_id, 0, [7] * 10, "length" if ended else None)
+        await web.stages.audio(request.request_id, 0, SAID[:24_000].tobytes(), last=ended)
+    word = "" if begun else "_transcript"
+    item_id = (await take(c, f"response.output_audio{word}.delta"))[-1].item_id
     if ended:
         await take(c, "response.done")
     # Else it also ends the answer.
-    await truncate(c, item_id, 1000)
+    await truncate(c, item_id, 1000 if begun else 0)
     [content] = (await retrieve(c, item_id)).content
-    assert content.transcript == "one two three"
+    assert content.transcript == ("one two three" if begun else "")
 
 
 async def test_speed_without_its_library_is_told(c: Connection, monkeypatch: Patch) -> None:

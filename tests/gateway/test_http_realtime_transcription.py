@@ -20,6 +20,7 @@ from tests.gateway.realtime import (
     CHUNKS,
     TONE,
     append,
+    clear,
     commit,
     detect,
     error_of,
@@ -196,8 +197,7 @@ async def test_a_session_of_transcription(web: HttpBench, how: str) -> None:
             await say(c, type=kind, event_id=kind)
             error = await error_of(c)
             assert (error.code, error.event_id) == (code, kind)
-        await c.input_audio_buffer.clear()
-        await take(c, "input_audio_buffer.cleared")
+        await clear(c)
 
 
 async def test_an_interrupted_transcript_repeats_nothing(web: HttpBench) -> None:

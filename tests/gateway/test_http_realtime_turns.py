@@ -24,6 +24,7 @@ from tests.gateway.realtime import (
     append,
     ask,
     begin,
+    clear,
     commit,
     detect,
     error_of,
@@ -41,6 +42,14 @@ from tests.gateway.test_http_realtime_early import bench_of
 from tests.gateway.test_turns import SENTENCES, said
 
 RATE = 24_000
+ENDED = [
+    "input_audio_buffer.speech_stopped",
+    "input_audio_buffer.committed",
+    "conversation.item.added",
+    "conversation.item.done",
+    "response.created",
+]
+"""The events of a turn that has ended, and is answered."""
 LOUD = 0.1 * np.sign(np.sin(np.arange(RATE * 3, dtype=np.float32) / 9))
 
 
@@ -67,14 +76,7 @@ async def test_what_is_said_is_answered_without_a_word_of_the_client(web: HttpBe
         data = said(SENTENCES[0])
         await append(c, data)
         events = await take(c, "response.done")
-        assert [event.type for event in events[:6]] == [
-            "input_audio_buffer.speech_started",
-            "input_audio_buffer.speech_stopped",
-            "input_audio_buffer.committed",
-            "conversation.item.added",
-            "conversation.item.done",
-            "response.created",
-        ]
+        assert [event.type for event in events[:6]] == ["input_audio_buffer.speech_started", *ENDED]
         started, stopped, committed, added = events[:4]
         assert started.item_id == stopped.item_id == committed.item_id == added.item.id
         begin, end = 48 * started.audio_start_ms, 48 * stopped.audio_end_ms
@@ -166,8 +168,7 @@ async def test_clearing_and_committing_during_a_turn(web: HttpBench) -> None:
         spoken = said(SENTENCES[0])[: 2 * RATE * 2]
         await append(c, spoken)
         first = (await take(c, "input_audio_buffer.speech_started"))[-1]
-        await c.input_audio_buffer.clear()
-        await take(c, "input_audio_buffer.cleared")
+        await clear(c)
         await append(c, spoken)
         second = (await take(c, "input_audio_buffer.speech_started"))[-1]
         assert second.item_id != first.item_id
@@ -275,6 +276,14 @@ async def test_a_flood_of_audio_waits_in_its_own_connection(web: HttpBench) -> N
             await take(c, "input_audio_buffer.speech_started")
 
 
+async def test_a_full_buffer_forgets_a_whole_turn(configure: Configure) -> None:
+    async with bench_of(configure, media={"max_audio_seconds": 5}) as b, listening(b) as c:
+        await append(c, spoken(400))
+        await append(c, bytes(RATE * 49 // 5), RATE * 49 // 5)
+        assert (await error_of(c)).code == "input_audio_buffer_commit_empty"
+        await settle(c)
+
+
 async def test_a_client_that_is_heard_is_not_taken_for_gone(web: HttpBench, monkeypatch: Patch) -> None:
     """Its answers to pings are not read before the event is processed."""
     monkeypatch.setattr(listener, "BURST_S", 0.5)
@@ -289,8 +298,7 @@ async def test_a_client_that_is_heard_is_not_taken_for_gone(web: HttpBench, monk
 
     async with listening(web) as c:
         await append(c, bytes(2 * RATE * 3))
-        await c.input_audio_buffer.clear()
-        await take(c, "input_audio_buffer.cleared")
+        await clear(c)
 
 
 def spoken(silence_ms: int) -> bytes:
@@ -343,13 +351,7 @@ async def test_nobody_hears_of_an_answer_that_was_begun_before_the_user_went_on(
         await web.stages.aborted(dropped.request_id)
         await settle(c)
         await append(c, bytes(2 * RATE))
-        assert [event.type for event in await take(c, "response.created")] == [
-            "input_audio_buffer.speech_stopped",
-            "input_audio_buffer.committed",
-            "conversation.item.added",
-            "conversation.item.done",
-            "response.created",
-        ]
+        assert [event.type for event in await take(c, "response.created")] == ENDED
 
         def sound() -> bytes:
             return recording(web.stages.requests[-1].media[-1])
@@ -370,8 +372,7 @@ async def test_what_ends_or_changes_a_turn_drops_an_answer_begun_early(web: Http
         await append(c, spoken(350))
         request = await early_request(web, 0)
         if what == "clear":
-            await c.input_audio_buffer.clear()
-            await take(c, "input_audio_buffer.cleared")
+            await clear(c)
         elif what in ("commit", "only commit"):
             await commit(c)
             if what == "commit":

@@ -43,6 +43,7 @@ STATE: Final = f"{ANSWER}?.dataset.state"
 DONE: Final = f"{STATE} === 'done'"
 IDLE: Final = "document.getElementById('stop').hidden"
 READY: Final = "document.getElementById('stack').dataset.state === 'ready'"
+TEXT_ONLY: Final = "document.getElementById('voice').value = '(text only)'"
 KEYS: Final = {"Enter": 13, "Escape": 27, "Tab": 9, " ": 32, "F2": 113}
 
 
@@ -94,9 +95,14 @@ class Page:
             seen = await self.js("document.body.innerText")
             raise AssertionError(f"never true: {expression}\n{self.problems}\n{seen}") from None
 
-    async def open(self, url: str) -> None:
+    async def open(self, url: str, then: str = "true") -> None:
+        """Load a page, and wait until an expression is true in it."""
         await self.call("Page.navigate", url=url)
-        await self.until("document.readyState === 'complete'")
+        await self.until(f"document.readyState === 'complete' && {then}")
+
+    async def begin_anew(self) -> None:
+        await self.click("#reset")
+        await self.until("document.querySelectorAll('.turn').length === 0")
 
     async def click(self, selector: str) -> None:
         x, y = await self.place(selector)

@@ -14,7 +14,7 @@ from tests.gateway.bench import make_config
 from tests.gateway.checkpoint_dir import make_checkpoint_dir
 from tests.gateway.http_bench import HttpBench, http_bench, http_gateway
 from tests.gateway.test_turns import SENTENCES, said
-from tests.page.browser import READY, Before, Page, browser
+from tests.page.browser import READY, TEXT_ONLY, Before, Page, browser
 from tests.support.children import ROOT
 from tests.support.media import spoken
 
@@ -64,15 +64,16 @@ def before(tmp_path: Path, checkpoint_dir: Path, microphone: Path) -> Before:
         answers: Answers = nullcontext,
         ready: bool = True,
         wide: bool = True,
+        written: bool = False,
         **config: Any,
     ) -> AsyncIterator[tuple[HttpBench, Page]]:
         made = make_config(checkpoint_dir, http_gateway(**(gateway or {})), **config)
         async with http_bench(made) as b, answers(b), browser(tmp_path, heard) as page:
             if wide:
                 await page.resize(1200, 800)
-            await page.open(b.url)
-            if ready:
-                await page.until(READY)
+            await page.open(b.url, READY if ready else "true")
+            if written:
+                await page.js(TEXT_ONLY)
             yield b, page
             assert page.problems == []
             assert [each for each in page.requests if not each.startswith((b.url, "blob:", "data:"))] == []

@@ -12,8 +12,8 @@ from shared.messages import SAMPLE_RATE, ThinkRequest
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, melody, speak, speaking
 from tests.gateway.test_say import said
-from tests.page.browser import ANSWER, DONE, IDLE, READY, STATE, Before, Page
-from tests.page.test_page import report_of
+from tests.page.browser import ANSWER, DONE, IDLE, READY, STATE, TEXT_ONLY, Before, Page
+from tests.page.test_page import TOLD, report_of
 
 pytestmark = pytest.mark.page
 
@@ -47,17 +47,12 @@ async def half_answered(b: HttpBench, page: Page) -> ThinkRequest:
     return request
 
 
-async def text_only(page: Page) -> None:
-    await page.js("document.getElementById('voice').value = '(text only)'")
-
-
 async def test_a_conversation_survives_a_reload_and_new_begins_another(before: Before, picture: Path) -> None:
     async with before() as (b, page), speaking(b, "A house.", [melody()]):
         await page.drop(picture)
         await page.ask("What is it?")
         await page.until(f"{DONE} && {IDLE}")
-        await page.open(b.url)
-        await page.until("document.querySelectorAll('.turn').length === 2")
+        await page.open(b.url, "document.querySelectorAll('.turn').length === 2")
         assert await page.js(TURNS) == ["What is it?", "A house."]
         await page.until("document.querySelector('.user img.media').naturalWidth === 224")
         assert int(await page.js(f"{ANSWER}.dataset.samples")) == SAMPLE_RATE
@@ -75,17 +70,14 @@ async def test_a_conversation_survives_a_reload_and_new_begins_another(before: B
         await page.until(f"{END} <= document.getElementById('row').getBoundingClientRect().top")
         await page.click("#reset")
         await page.until("document.querySelectorAll('.turn, #files li').length === 0")
-        await page.open(b.url)
-        await page.until(READY)
+        await page.open(b.url, READY)
         assert await page.js("document.querySelectorAll('.turn').length") == 0
 
 
 async def test_earlier_conversations_are_listed_opened_and_deleted(before: Before) -> None:
-    async with before() as (b, page):
-        await text_only(page)
+    async with before(written=True) as (b, page):
         for number in range(22):
-            await page.click("#reset")
-            await page.until("document.querySelectorAll('.turn').length === 0")
+            await page.begin_anew()
             await answered(b, page, f"Question {number}", f"Answer {number}")
         await page.click("#menu-open")
         await page.until(f"{TITLES}.length")
@@ -97,8 +89,7 @@ async def test_earlier_conversations_are_listed_opened_and_deleted(before: Befor
         # It goes on where it was, and after a reload.
         request = await answered(b, page, "Go on", "Well")
         assert "Answer 19" in b.prompt_of(request)
-        await page.open(b.url)
-        await page.until(f"{TURNS}.join() === 'Question 19,Answer 19,Go on,Well'")
+        await page.open(b.url, f"{TURNS}.join() === 'Question 19,Answer 19,Go on,Well'")
         await page.click("#menu-open")
         await page.until(f"{TITLES}[0] === 'Question 19'")
         for left in (19, 18):
@@ -159,14 +150,12 @@ async def test_pages_of_different_versions_do_not_wait_for_each_other(before: Be
     async with before() as (b, page):
         assert await page.js(STORE % newer) == "opened"
         await page.until("document.getElementById('menu').open")
-        await page.open(b.url)
-        await page.until(READY)
+        await page.open(b.url, READY)
         assert await page.js(STORE % older) == "null"
 
 
 async def test_instructions_precede_every_conversation(before: Before) -> None:
-    async with before() as (b, page):
-        await text_only(page)
+    async with before(written=True) as (b, page):
         await page.click("#menu-open")
         await page.until("document.getElementById('menu').open")
         await page.click("#system")
@@ -175,11 +164,9 @@ async def test_instructions_precede_every_conversation(before: Before) -> None:
         for _ in range(2):
             request = await answered(b, page, "Why?", "So")
             assert b.prompt_of(request).count("Answer in one word.") == 1
-            await page.open(b.url)
-            await page.until(READY)
-            await text_only(page)
-            await page.click("#reset")
-            await page.until("document.querySelectorAll('.turn').length === 0")
+            await page.open(b.url, READY)
+            await page.js(TEXT_ONLY)
+            await page.begin_anew()
 
 
 @pytest.mark.parametrize("width", [320, 375])
@@ -199,14 +186,11 @@ async def test_on_a_phone_there_is_room_to_type_with_a_file(
         assert all(0 <= each["left"] < each["right"] <= width for each in places.values())
         assert await page.js("document.documentElement.scrollWidth") == width
         assert await page.js("document.querySelector('.bar').clientHeight") < 80
-        assert (
-            await page.js("document.getElementById('stack-text').textContent") == "Ready · model checkpoint"
-        )
+        assert await page.js(TOLD) == "Ready · model checkpoint"
 
 
 async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before: Before) -> None:
-    async with before() as (b, page):
-        await text_only(page)
+    async with before(written=True) as (b, page):
         await page.ask("First")
         await b.stages.answer(await b.stages.request(0), b.encode("A **red** house."))
         await page.until(DONE)
@@ -228,13 +212,18 @@ async def test_an_answer_in_writing_is_read_aloud_and_then_has_its_speech(before
         assert said(b, request) == "A red house."
         await speak(b, request, "", [melody(0.3), melody(0.7)])
         await page.until(f"{IDLE} && {ANSWER}.dataset.samples === '{SAMPLE_RATE}' && !{read}")
-        await page.open(b.url)
-        await page.until(f"{PLAYS}[0] === 'Play the answer'")
+        await page.open(b.url, f"{PLAYS}[0] === 'Play the answer'")
 
 
 async def test_escape_cancels_at_every_stage(before: Before) -> None:
     async with before() as (b, page):
         name = (await half_answered(b, page)).request_id
+        # Where it closes the dialog it does nothing else.
+        await page.click("#menu-open")
+        await page.until("document.getElementById('menu').open")
+        await page.press("Escape")
+        await page.until("!document.getElementById('menu').open")
+        assert await page.js(STATE) is None
         await page.press("Escape")
         await page.until(f"{STATE} === 'stopped'")
         await b.stages.aborted(name)
@@ -242,8 +231,7 @@ async def test_escape_cancels_at_every_stage(before: Before) -> None:
 
 
 async def test_a_failed_answer_is_retried_in_its_place(before: Before) -> None:
-    async with before() as (b, page):
-        await text_only(page)
+    async with before(written=True) as (b, page):
         request = await half_answered(b, page)
         await b.stages.fail(request.request_id, "thinker", "internal", "the engine failed")
         await page.until(f"{STATE} === 'failed'")
@@ -259,8 +247,7 @@ async def test_a_failed_answer_is_retried_in_its_place(before: Before) -> None:
 async def test_a_killed_gateway_is_noticed_at_once_and_waiting_for_its_successor_can_be_stopped(
     before: Before,
 ) -> None:
-    async with before() as (b, page):
-        await text_only(page)
+    async with before(written=True) as (b, page):
         await half_answered(b, page)
         await b.process.stop()
         await page.until("document.getElementById('stack').dataset.state === 'away'", seconds=10)
@@ -272,8 +259,7 @@ async def test_a_killed_gateway_is_noticed_at_once_and_waiting_for_its_successor
 
 
 async def test_while_a_stage_is_away_the_answer_says_so(before: Before) -> None:
-    async with before() as (b, page):
-        await text_only(page)
+    async with before(written=True) as (b, page):
         await page.ask("First")
         request = await b.stages.request(0)
         b.stages.alive.discard("talker")
@@ -385,10 +371,15 @@ async def test_a_short_press_records_and_send_sends_it(before: Before) -> None:
     async with before() as (b, page), speaking(b, "Yes", [melody(0.2)]):
         await page.click("#text")
         await page.write("Listen: ")
+        await page.js("void (MediaRecorder = class extends MediaRecorder { me = window.recorder = this; })")
         for count, send in enumerate((("click", "#send"), ("press", "Enter"), ("click", "#talk")), 1):
             await page.click("#talk")
             await page.until(f"{RECORDING} && {LONG_ENOUGH}")
             assert "Press again to send" in await page.js("document.getElementById('talk').title")
+            if count == 1:
+                # The microphone is unplugged: what was said before is sent.
+                await page.js("recorder.stream.getTracks()[0].stop()")
+                await page.until("recorder.state === 'inactive'")
             await getattr(page, send[0])(send[1])
             await page.until(f"document.querySelectorAll('.assistant').length === {count}")
             await page.until(f"{DONE} && {IDLE} && !{RECORDING}")
@@ -418,8 +409,7 @@ async def test_markdown_is_rendered_and_nothing_else(before: Before) -> None:
         "# Title\n**bold** <img src=x onerror=alert(1)> [link](https://a.example) [bad](javascript:alert(1))"
     )
 
-    async with before() as (b, page):
-        await text_only(page)
+    async with before(written=True) as (b, page):
         await page.ask("Markdown")
         await b.stages.answer(await b.stages.request(0), b.encode(text))
         await page.until(DONE)
@@ -474,8 +464,7 @@ async def test_a_long_conversation_keeps_no_memory_after_new(before: Before) -> 
                 await page.ask("Say it")
                 await page.until(f"document.querySelectorAll('.assistant').length === {count} && {DONE}")
                 await page.press("Escape")
-            await page.click("#reset")
-            await page.until("document.querySelectorAll('.turn').length === 0")
+            await page.begin_anew()
             await page.call("HeapProfiler.collectGarbage")
             counted = await page.call("Memory.getDOMCounters")
             sizes.append((counted["nodes"], counted["jsEventListeners"]))

@@ -16,6 +16,7 @@ from services.thinker.media.decoded import Samples
 from shared.messages import MediaItem, MediaKind
 from tests.gateway.fake_stages import until
 from tests.gateway.http_bench import HttpBench, melody, speaking
+from tests.gateway.test_http_calls import free
 from tests.page.browser import ANSWER, READY, Before, Page
 from tests.support.camera import read_file
 
@@ -26,10 +27,13 @@ SPEECH = (0.2 * melody(20.0)).astype(np.float32)
 LIVE = "document.getElementById('live')"
 WORDS = f"{ANSWER}?.querySelector('.words').textContent.includes('Very well')"
 LIVE_STATE = "document.getElementById('live-state').textContent"
+TWO_ANSWERS = "document.querySelectorAll('.turn.assistant').length === 2"
 NOTE_STATES = """
     window.states = [];
     const note = ([change]) => window.states.push(change.target.textContent);
     new MutationObserver(note).observe(document.getElementById('live-state'), { childList: true });
+    const Peer = RTCPeerConnection;
+    window.RTCPeerConnection = class extends Peer { start = window.peer = this; };
 """
 
 
@@ -63,42 +67,45 @@ async def test_a_conversation_with_an_open_microphone(kind: str, talk: Talk) -> 
         heard = f"{LIVE}.dataset.energy > 0.0001" if kind == "webrtc" else f"{ANSWER}.dataset.heard > 0.05"
         await page.until(heard)
         # It lasts for 20 s, and is interrupted when the microphone says the sentence again.
-        turns = "document.querySelectorAll('.turn.assistant').length"
-        await page.until(f"{turns} === 2")
-        metric = 'omnirelay_realtime_turns_total{event="started"}'
-        assert await b.metric(metric) >= 2
+        await page.until(TWO_ANSWERS)
+        assert await b.metric('omnirelay_realtime_turns_total{event="started"}') >= 2
         states = [each for each, _ in itertools.groupby(await page.js("states"))]
         assert states[:4] == ["Connecting …", "Listening", "Thinking", "Speaking"]
         # It shows how loud the microphone is, and nothing to type into.
         pixels = "document.getElementById('live-level').getContext('2d').getImageData(0, 0, 300, 40).data"
         assert await page.js(f"{pixels}.some(Boolean)")
         assert await page.js("document.getElementById('row').hidden")
-        await page.click("#live-end")
+        if kind == "webrtc":
+            # As Chromium says some 20 s after the network is gone.
+            await page.js("void Object.defineProperty(peer, 'connectionState', { value: 'failed' })")
+            await page.js("peer.dispatchEvent(new Event('connectionstatechange'))")
+        else:
+            await page.click("#live-end")
         await page.until(f"{LIVE}.ariaPressed === 'false' && !document.getElementById('row').hidden")
         # What was said is still there, until the user begins anew.
         assert await page.js("document.querySelectorAll('.turn').length") >= 3
-        await page.click("#reset")
-        await page.until("document.querySelectorAll('.turn').length === 0")
-        context = b.process._context
-        assert context is not None
-        await until(lambda: not context.calls and not b.process.gateway._active, "the end")
-        await until(lambda: b.process.gateway.held.total == 0, "nothing held")
+        await page.begin_anew()
+        await free(b)
 
 
 async def test_it_listens_again_after_an_answer_and_escape_ends_it(before: Before, sentence: Path) -> None:
     async with before(sentence, answers=partial(answering, speech=SPEECH[:9000]), wide=False) as (b, page):
         await page.js("localStorage.setItem('omnirelay-instructions', 'Answer in one word.')")
-        await page.open(b.url)
-        await page.until(READY)
+        await page.open(b.url, READY)
         await page.click("#live")
         await page.until(f"{LIVE_STATE} === 'Speaking'")
         await page.until(f"{LIVE_STATE} === 'Listening'")
         assert "Answer in one word." in b.prompt_of(b.stages.requests[0])
+        # It was heard, whoever speaks while it is played again.
+        play = f"{ANSWER}.querySelector('.play').click()"
+        await page.js(f"{play}, {play}")
+        await page.until(TWO_ANSWERS)
+        assert ANSWERED in b.prompt_of(b.stages.requests[-1])
         await page.press("Escape")
         await page.until("document.getElementById('live-panel').hidden")
 
 
-async def test_a_second_click_opens_no_second_microphone(before: Before, sentence: Path) -> None:
+async def test_a_second_click_and_f2_open_no_second_microphone(before: Before, sentence: Path) -> None:
     async with before(sentence, wide=False) as (_, page):
         await page.js("""
             window.tracks = [];
@@ -111,11 +118,15 @@ async def test_a_second_click_opens_no_second_microphone(before: Before, sentenc
         """)
         await page.js(f"{LIVE}.click(), {LIVE}.click()")
         await page.until(f"{LIVE}.dataset.link === 'websocket'")
+        await page.press("F2")
         await page.click("#live-end")
         await page.until("tracks.every(({ readyState }) => readyState === 'ended')", 10)
         # Another conversation may begin.
         await page.click("#live")
         await page.until(f"{LIVE}.dataset.link === 'websocket' && tracks.length === 2")
+        # Its end is told, too, where the microphone is unplugged.
+        await page.js("tracks[1].dispatchEvent(new Event('ended'))")
+        await page.until("document.getElementById('notice').textContent.includes('microphone is gone')")
 
 
 async def asked(b: HttpBench, kind: MediaKind) -> MediaItem:

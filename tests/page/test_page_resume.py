@@ -41,12 +41,10 @@ def pair(tiny_checkpoint: Path, tmp_path_factory: pytest.TempPathFactory) -> Ite
 
 async def outlives(page: Page, first: str, lose: Callable[[], None], second: str) -> None:
     """An answer whose gateway is lost ends as one that is left alone does, with a report at the second."""
-    await page.open(first)
-    await page.until(READY)
+    await page.open(first, READY)
     await page.ask(QUESTION)
     whole = await page.said()
-    await page.click("#reset")
-    await page.until("document.querySelectorAll('.turn').length === 0")
+    await page.begin_anew()
     await page.ask(QUESTION)
     await page.until(f"{SAMPLES} > 0")
     before = await page.js(f"{ANSWER}.dataset.request")

@@ -67,8 +67,7 @@ async def gateway_at(config: Config, speech: Samples = SPEECH) -> AsyncIterator[
 
 
 async def begin(page: Page, url: str) -> None:
-    await page.open(url)
-    await page.until(READY)
+    await page.open(url, READY)
     await page.click("#live")
     await page.until(f"{LIVE}.dataset.link === 'websocket'")
 

@@ -39,8 +39,7 @@ async def test_it_answers_what_it_is_asked(
 
     async with browser(tmp_path, microphone) as page:
         await page.resize(1100, 920)
-        await page.open(trained_url)
-        await page.until(READY)
+        await page.open(trained_url, READY)
         assert await page.js("document.getElementById('random').hidden")
         assert await page.js(IDEAS) == typed
         answers = []
@@ -67,8 +66,7 @@ async def test_it_answers_what_it_hears_in_a_call(
     soundfile.write(microphone, np.concatenate([before, question, after]), rate)
 
     async with browser(tmp_path, microphone) as page:
-        await page.open(trained_url)
-        await page.until(READY)
+        await page.open(trained_url, READY)
         await page.click("#live")
         await page.until("document.getElementById('live').dataset.link === 'webrtc'")
         await page.until(DONE, ANSWER_S)

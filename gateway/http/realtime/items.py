@@ -126,7 +126,7 @@ class Item:
         role: The speaker.
         parts: Its content for the model.
         content: Its content for clients.
-        speech: The speech of an answer that was sent; none if it was not spoken.
+        speech: The speech of an answer that was sent; none if it is not spoken.
         function: What clients see of a call or result instead of role and content; none of a message.
         recording: What remains of the parts if they have a video and it is forgotten; or what is transcribed
             though it is not kept.
@@ -207,7 +207,7 @@ class Item:
         Raises:
             InvalidRequestError: It has no speech, or less.
         """
-        if self.speech is None or not self.speech.size or content_index != 0:
+        if self.speech is None or content_index != 0:
             raise InvalidRequestError(
                 f"{self.id} has no speech at content_index {content_index}", "content_index"
             )

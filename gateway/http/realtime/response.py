@@ -85,7 +85,9 @@ class Response:
     def __post_init__(self) -> None:
         self._send = self._transport.send
         self._calls = self._settings.call_parser()
-        self._item = Item("assistant", [], [], status="in_progress")
+        self._sent = SentSpeech(self._settings.speed)
+        speech = self._sent if self._settings.speech else None
+        self._item = Item("assistant", [], [], status="in_progress", speech=speech)
         # A transport that plays takes PCM.
         law = None if self._transport.plays else LAWS.get(self._settings.output_format)
         self._encoder = None if law is None else G711Encoder(law)
@@ -102,6 +104,11 @@ class Response:
     def completed(self) -> bool:
         """Whether it was generated to its end."""
         return (self._done is not None or self._all_written) and self.error is None
+
+    @property
+    def unheard(self) -> bool:
+        """Whether it is to be spoken, and no speech was sent."""
+        return self._settings.speech and not self._sent.size
 
     @property
     def in_conversation(self) -> bool:
@@ -219,7 +226,6 @@ class Response:
 
     async def _forward(self, answer: HttpAnswer) -> None:
         audio = EncodedAudio(self._context.audio, "pcm16", streamed=True, speed=self._settings.speed)
-        self._item.speech = SentSpeech(self._settings.speed)
         spoken, tokens = False, 0
         async for event in answer:
             if isinstance(event, TextEvent):
@@ -237,14 +243,13 @@ class Response:
                 break
         if spoken and not self._silent:
             await self._speak(await audio.finish(), last=True)
-            self._item.speech.complete = self._done is not None and self._done.codec_finish_reason == "stop"
+            self._sent.complete = self._done is not None and self._done.codec_finish_reason == "stop"
         await self._write("", last=True)
 
     async def _speak(self, pcm: bytes, last: bool = False) -> None:
         """Send a piece of the speech."""
         self._playback.sent(pcm, self._delay_ms / 1000)
-        if self._item.speech is not None:
-            self._item.speech.push(pcm)
+        self._sent.push(pcm)
         audio = pcm if self._encoder is None else self._encoder.push(pcm)
         if self._encoder is not None and last:
             audio += self._encoder.finish()

@@ -225,14 +225,20 @@ class Session:
     async def _cut(self, reason: CancelReason, response: bool = True) -> None:
         """Stop what is being played, cancel the response if asked to, and keep what was heard."""
         cut = self._transport.stop_audio()
+        current = self._responses.current if response and self.answering else None
         if response:
             self._playback.stop()
             await self._responses.interrupt(reason)
         for place, ms in cut:
             await self._send("output_audio_buffer.cleared", {"response_id": place["response_id"]})
-            # The client may have deleted it, or cut it where less was heard.
-            with suppress(InvalidRequestError):
-                await self._truncate(place["item_id"], place["content_index"], ms)
+            await self._forget_unheard(place["item_id"], ms)
+        if self._transport.plays and current is not None and current.unheard:
+            await self._forget_unheard(current.item_id, 0)
+
+    async def _forget_unheard(self, item_id: str, ms: int) -> None:
+        # The client may have deleted it, or cut it where less was heard.
+        with suppress(InvalidRequestError):
+            await self._truncate(item_id, 0, ms)
 
     def _set_listener(self) -> None:
         """Detect turns as the settings say."""

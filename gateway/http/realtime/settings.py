@@ -80,11 +80,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def transcripts(self) -> TranscriptionRules | None:
         """How the input is transcribed, which a session of transcription does always; none if it is not."""
-        return (
-            TranscriptionRules()
-            if self.transcription is None and self.kind == "transcription"
-            else self.transcription
-        )
+        always = TranscriptionRules() if self.kind == "transcription" else None
+        return self.transcription or always
 
     @property
     def active_tools(self) -> Sequence[Tool]:
@@ -173,13 +170,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.kind == "transcription":
             head = {"type": self.kind, "object": "realtime.transcription_session", "id": session_id}
             return {**head, "audio": {"input": fields["audio"]["input"]}}
-        return {
-            "object": "realtime.session",
-            "id": session_id,
-            "model": model,
-            "truncation": "auto",
-            **fields,
-        }
+        head = {"object": "realtime.session", "id": session_id, "model": model, "truncation": "auto"}
+        return {**head, **fields}
 
 
 async def changed_settings(

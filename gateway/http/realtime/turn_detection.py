@@ -391,7 +391,9 @@ class TurnListener:
             return Turn(change, self.item_id, begin)
         if change is None:
             return None
-        turn = Turn(change, self.item_id, self._origin + self.tracker.end * WINDOW_BYTES)
+        # A full buffer may have forgotten all of it.
+        end = max(self._audio.begin, self._origin + self.tracker.end * WINDOW_BYTES)
+        turn = Turn(change, self.item_id, end)
         if change == "stopped":
             self.item_id = new_item_id()
         return turn

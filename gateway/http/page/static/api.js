@@ -37,9 +37,9 @@ export class ApiError extends Error {
 const KEY_NAME = "omnirelay-api-key";
 let key = sessionStorage.getItem(KEY_NAME) ?? ""; // survives a reload, ends with the tab
 
-/** Send this API key from now on; none if it is empty. */
+/** Send this API key from now on, without signs that no header may have, as invisible ones; none if it is empty. */
 export function useKey(value) {
-  key = value.trim();
+  key = value.replace(/[^!-~]/g, "");
 }
 
 /** The key that is sent. */

@@ -198,10 +198,10 @@ byId("ideas").onclick = ({ target }) => {
 };
 
 document.addEventListener("keydown", (event) => {
-  if (event.key === "Escape") {
+  if (event.key === "Escape" && !byId("menu").open) {
     if (talking.active) talking.discard();
     else stop();
-  } else if (event.key === "F2" && !event.repeat) {
+  } else if (event.key === "F2" && !event.repeat && !live.active) {
     event.preventDefault();
     talking.press();
   } else if (event.key === "Enter" && talking.active && !event.target.closest("button, select, input")) {

@@ -64,6 +64,8 @@ class CallLink {
     await this.#peer.setRemoteDescription({ type: "answer", sdp: answer });
     await opened;
     channel.onclose = () => onEvent({ type: "closed" });
+    // Where the network or the gateway is lost, nothing closes the channel.
+    this.#peer.onconnectionstatechange = () => this.#peer.connectionState === "failed" && channel.onclose();
   }
 
   send(event) {

@@ -45,6 +45,10 @@ export class Live {
     try {
       this.#asking = true;
       this.#microphone = await openMicrophone().finally(() => (this.#asking = false));
+      this.#microphone.getTracks()[0].onended = () => {
+        this.end();
+        this.page.notice("The microphone is gone: the conversation has ended.");
+      };
       this.#level = new Level(this.#microphone);
       this.#show();
       this.#say("Connecting …");
@@ -204,10 +208,12 @@ export class Live {
     const plays = this.#link?.kind !== "webrtc";
     const turn = new AnswerTurn(plays, () => {
       this.page.changed();
-      if (this.#answer?.turn === turn) this.#rest();
+      // When it is played again, all of it that is ever to be heard has been.
+      answer.item = null;
+      if (this.#answer === answer) this.#rest();
     });
-    this.#answer = { id, turn, question: this.#item, item: null, ended: false, cut: false };
-    this.#answers.push(this.#answer);
+    const answer = (this.#answer = { id, turn, question: this.#item, item: null, ended: false, cut: false });
+    this.#answers.push(answer);
     this.page.turns.append(turn.element);
     this.page.changed();
   }
@@ -216,8 +222,9 @@ export class Live {
   #interrupt() {
     if (!this.#answer) return;
     this.#answer.cut = true;
-    const heard = this.#answer.turn.cut();
-    if (heard !== null && this.#answer.item) this.#link?.truncate?.(this.#answer.item, heard);
+    const { item, turn } = this.#answer;
+    const heard = turn.cut();
+    if (heard !== null && item) this.#link?.truncate?.(item, heard);
   }
 
   #finish(state, error) {

@@ -24,6 +24,7 @@ export async function openMicrophone() {
 /** One recording. */
 export class Recording {
   #pieces = [];
+  #stopped;
 
   /** @returns {Promise<Recording>} one that is recording already */
   static async begin() {
@@ -35,6 +36,8 @@ export class Recording {
     this.began = performance.now();
     this.recorder = new MediaRecorder(stream, { audioBitsPerSecond: 64000 });
     this.recorder.ondataavailable = (event) => this.#pieces.push(event.data);
+    // It stops by itself where the microphone is taken away.
+    this.#stopped = new Promise((resolve) => (this.recorder.onstop = resolve));
     this.recorder.start();
     this.level = new Level(stream);
   }
@@ -49,14 +52,11 @@ export class Recording {
   }
 
   /** End it. @returns {Promise<File>} what was said */
-  finish() {
-    return new Promise((resolve) => {
-      this.recorder.onstop = () => {
-        const type = this.recorder.mimeType.split(";")[0] || "audio/webm";
-        resolve(new File(this.#pieces, "what you said", { type }));
-      };
-      this.#close();
-    });
+  async finish() {
+    this.#close();
+    await this.#stopped;
+    const type = this.recorder.mimeType.split(";")[0] || "audio/webm";
+    return new File(this.#pieces, "what you said", { type });
   }
 
   /** End it, and forget what was said. */
