@@ -50,12 +50,9 @@ class Cell(NamedTuple):
         return f"{self.target}, {self.fault}, {self.state}"
 
 
-_STRUCK: Final[tuple[tuple[Target, tuple[Fault, ...]], ...]] = (
-    *((stage, FAULTS) for stage in STAGES),
-    ("gateway", GATEWAY_FAULTS),
-)
 MATRIX: Final = [
-    *(Cell(target, fault, state) for target, faults in _STRUCK for fault in faults for state in STATES),
+    *(Cell(stage, fault, state) for stage in STAGES for fault in FAULTS for state in STATES),
+    *(Cell("gateway", fault, state) for fault in GATEWAY_FAULTS for state in STATES),
     *(Cell(stage, fault, state) for stage in STAGES for fault in POISONS for state in STATES[1:]),
 ]
 ENGINES: Final[dict[Fault, int]] = {"poison": 2, "segfault": 3}

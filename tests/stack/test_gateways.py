@@ -14,7 +14,7 @@ import pytest
 from omnirelay import Client
 from shared.messages import STAGES
 from tests.chaos.load import Load
-from tests.chaos.streams import Heard, Stream, check_heard, heard_of
+from tests.chaos.streams import Heard, Stream, check_heard, heard_of, speaks
 from tests.support.http import get
 from tests.support.processes import Processes, wait_until
 from tests.support.proxy import Relay
@@ -102,10 +102,6 @@ class _Behind(Processes):
 def undisturbed(pair: Pair) -> list[Heard]:
     with Client(pair.address(FIRST)) as client:
         return heard_of([Stream(client, number) for number in range(STREAMS)])
-
-
-def speaks(streams: list[Stream]) -> bool:
-    return sum(len(stream.heard.chunks) for stream in streams) >= 3
 
 
 @pytest.mark.parametrize("how", ["kill", "freeze", "cut"])

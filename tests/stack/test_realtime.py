@@ -15,9 +15,9 @@ from openai.resources.realtime.realtime import AsyncRealtimeConnection
 from omnirelay import AudioPart, ChatMessage, Client, GenerateRequest, SamplingOverrides, TextPart, VideoPart
 from omnirelay.content import ContentPart
 from omnirelay.events import DoneEvent
-from tests.support.answers import Answer, Reference
+from tests.support.answers import Reference
 from tests.support.camera import frames, said, video_file
-from tests.support.conversations import Conversation, Item, Processor, Turn
+from tests.support.conversations import Conversation, Item, Processor, Turn, expected
 from tests.support.http import Readings, get
 from tests.support.media import encode_audio, speech
 from tests.support.stack import RunningStack
@@ -94,16 +94,6 @@ async def computed_early(url: str, count: int) -> None:
         await asyncio.sleep(0.05)
 
 
-def expected(reference: Reference, processor: Processor, conversation: Conversation) -> Answer:
-    (answer,) = reference.answers_to(
-        processor.inputs(conversation),
-        use_audio_in_video=conversation.use_audio_in_video,
-        thinker_max_new_tokens=TEXT_TOKENS,
-        talker_max_new_tokens=2,
-    )
-    return answer
-
-
 def by_client(stack: RunningStack, part: ContentPart, **options: Any) -> DoneEvent:
     """The answer in text to a file, over the other protocol."""
     messages = [ChatMessage("system", [TextPart(INSTRUCTIONS)]), ChatMessage("user", [part])]
@@ -129,7 +119,7 @@ async def test_a_question_is_computed_while_it_is_asked_and_the_answer_is_transf
         await say(connection, data[312_000:])
         response = await answered(connection)
     turns = (Turn("system", (INSTRUCTIONS,)), Turn("user", (Item("audio", wav),)))
-    answer = expected(reference, processor, Conversation(turns))
+    answer = expected(Conversation(turns), processor, reference, TEXT_TOKENS)
     done = by_client(stack, AudioPart(data=memoryview(wav)))
     assert done.text_token_ids == answer.text
     assert response.output[0].content[0].text == done.text
@@ -151,7 +141,7 @@ async def test_what_a_camera_sees_while_the_user_speaks_is_a_video_file_to_trans
         response = await answered(connection)
     file = Item("video", video_file(pictures, pcm))
     turns = (Turn("system", (INSTRUCTIONS,)), Turn("user", (file,)))
-    answer = expected(reference, processor, Conversation(turns, use_audio_in_video=True))
+    answer = expected(Conversation(turns, use_audio_in_video=True), processor, reference, TEXT_TOKENS)
     assert response.usage.input_tokens == len(answer.prompt)
     done = by_client(stack, VideoPart(data=memoryview(file.data)), use_audio_in_video=True)
     assert done.text_token_ids == answer.text

@@ -19,6 +19,7 @@ from transformers.video_utils import read_video_pyav
 from shared.families import SPEECH_SYSTEM_PROMPT
 from shared.messages import MediaItem, MediaKind
 from shared.messages.payloads import Blob
+from tests.support.answers import Answer, Reference
 from tests.support.media import Samples, clip, picture, spoken
 
 SAMPLING_RATE = 16_000
@@ -164,6 +165,22 @@ class Processor:
             BytesIO(data), lambda metadata, **_: videos.sample_frames(metadata, fps=self.frame_rate)
         )
         return frames
+
+
+TEXT_TOKENS: Final = 20
+
+
+def expected(
+    conversation: Conversation, processor: Processor, reference: Reference, text_tokens: int = TEXT_TOKENS
+) -> Answer:
+    """The text of transformers' answer."""
+    (answer,) = reference.answers_to(
+        processor.inputs(conversation),
+        use_audio_in_video=conversation.use_audio_in_video,
+        thinker_max_new_tokens=text_tokens,
+        talker_max_new_tokens=2,
+    )
+    return answer
 
 
 def read_sound(data: bytes) -> Samples:

@@ -17,7 +17,6 @@ STEP_TIMEOUT_S: Final = 8.0
 """Longer than any step takes on a machine that has other work, and no longer than a test can wait."""
 DRAIN_S: Final = 60.0
 """Longer than the answers take there."""
-LOG_LEVELS: Final = {"gateway": "debug"}
 OPEN: Final = ("received", "queued", "thinking", "talking", "synthesizing")
 """States of requests that have not ended."""
 PAUSE_S: Final = 0.1
@@ -108,7 +107,8 @@ class RestartingStack(Processes):
 
     def environment(self, name: str) -> dict[str, str]:
         # The gateway tells when each abort was confirmed.
-        return {ORDER_VARIABLE: str(self._order(name)), "OMNIRELAY_LOG_LEVEL": LOG_LEVELS.get(name, "info")}
+        level = "debug" if name == "gateway" else "info"
+        return {ORDER_VARIABLE: str(self._order(name)), "OMNIRELAY_LOG_LEVEL": level}
 
     def order(self, name: str, moment: str, failure: str) -> None:
         """Let a stage fail in its next step."""

@@ -7,10 +7,10 @@ from services.thinker.media.decoded import DecodedVideo
 from services.thinker.media.decoder import MediaDecoder
 from tests.support.answers import Reference
 from tests.support.camera import as_sent, frames, said, video_file
-from tests.support.conversations import Item, Processor, asks
+from tests.support.conversations import Item, Processor, asks, expected
 from tests.support.media import motion, spoken
 from tests.support.thinking import ThinkerRig
-from tests.thinker.test_thinker_media import check, expected, request_of
+from tests.thinker.test_thinker_media import check, request_of
 
 
 @pytest.mark.parametrize("seconds", [1, 3, 6])

@@ -8,11 +8,11 @@ import torch
 
 from shared.vllm.platform import lacks_avx512
 from tests.support.answers import Reference, random_prompt
-from tests.support.conversations import Processor, examples
+from tests.support.conversations import Processor, examples, expected
 from tests.support.quantised import FORMATS, needs_four_bits, quantise
 from tests.support.thinking import MakeThinker, ThinkerRig, speech_of, thinker_request
 from tests.support.workers import TWO, check_loss, prepare_two, shared_names, workers_of_engine
-from tests.thinker.test_thinker_media import check, expected, request_of
+from tests.thinker.test_thinker_media import check, request_of
 from tests.thinker.test_thinker_rows import check_track
 
 pytestmark = pytest.mark.long

@@ -15,27 +15,25 @@ from vllm.v1.engine import EngineCoreRequest
 from omnirelay.errors import MediaTooLargeError, OmniRelayError, StageFailedError
 from shared.messages import MediaKind, Resume, ThinkRequest
 from tests.support.answers import Answer, Reference, random_prompt
-from tests.support.conversations import Conversation, Item, Processor, Turn, asks, examples
+from tests.support.conversations import (
+    TEXT_TOKENS,
+    Conversation,
+    Item,
+    Processor,
+    Turn,
+    asks,
+    examples,
+    expected,
+)
 from tests.support.media import clip, encode_audio, picture, speech, spoken
 from tests.support.thinking import ThinkerRig, early_request, request_about, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
 
-TEXT_TOKENS = 20
 TOLERANCE = 1e-4
 
 
 def request_of(name: str, conversation: Conversation, processor: Processor, **options: int) -> ThinkRequest:
     return request_about(name, conversation, processor, **({"max_tokens": TEXT_TOKENS} | options))
-
-
-def expected(conversation: Conversation, processor: Processor, reference: Reference) -> Answer:
-    (answer,) = reference.answers_to(
-        processor.inputs(conversation),
-        use_audio_in_video=conversation.use_audio_in_video,
-        thinker_max_new_tokens=TEXT_TOKENS,
-        talker_max_new_tokens=2,
-    )
-    return answer
 
 
 def check(rig: ThinkerRig, name: str, answer: Answer) -> None:

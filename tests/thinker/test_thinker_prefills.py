@@ -14,11 +14,11 @@ from shared.messages import MediaItem, ThinkRequest
 from shared.messages.payloads import Blob
 from tests.support.answers import Reference, random_prompt
 from tests.support.camera import as_sent, frames, video_file
-from tests.support.conversations import Conversation, Item, Processor, asks
+from tests.support.conversations import Conversation, Item, Processor, asks, expected
 from tests.support.media import encode_audio, picture, speech
 from tests.support.thinking import ThinkerRig, early_request, request_about, speech_of, thinker_request
 from tests.thinker.conftest import BLOCK_SIZE
-from tests.thinker.test_thinker_media import check, encoder_calls, expected
+from tests.thinker.test_thinker_media import check, encoder_calls
 
 RATE = 24_000
 WORDS = "I would like to know what you think about the weather of tomorrow, and of the days that follow it."
