@@ -1,8 +1,6 @@
 """The operator's subcommands of ``omnirelay``, and their arguments."""
 
 import argparse
-import os
-import sys
 from collections.abc import Callable
 from importlib import import_module
 from pathlib import Path
@@ -17,9 +15,6 @@ def loaded(module: str, function: str = "run") -> Callable[[argparse.Namespace],
     """A function of a module, which is imported at its first call."""
 
     def run(arguments: argparse.Namespace) -> int:
-        if sys.modules["__main__"].__spec__ is None:
-            # As for an installed script: modules are not looked for in the working folder.
-            os.environ["PYTHONSAFEPATH"] = "1"
         status: int = getattr(import_module(module), function)(arguments)
         return status
 

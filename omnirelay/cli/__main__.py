@@ -1,5 +1,6 @@
 """``omnirelay``, and ``python -m omnirelay.cli`` where it is not installed."""
 
+import os
 import sys
 from typing import Final
 
@@ -9,6 +10,9 @@ INTERRUPTED: Final = 130
 
 def main() -> int:
     """Run the command line; Ctrl-C ends it without a traceback, also while modules are loaded."""
+    if __name__ != "__main__":
+        # An installed script looks for no modules in the working folder; nor shall its processes.
+        os.environ["PYTHONSAFEPATH"] = "1"
     try:
         from omnirelay.cli.main import main as run  # noqa: PLC0415 - inside the try
 
