@@ -117,7 +117,7 @@ def children_of(process: "subprocess.Popen[Any]") -> set[int]:
 def gone(pid: int) -> bool:
     try:
         return "Z" in Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-    except FileNotFoundError:
+    except (FileNotFoundError, ProcessLookupError):
         return True
 
 
