@@ -107,10 +107,9 @@ test-training: env ## the training of the default checkpoint, on models of a few
 	@$(BIN)/python -m pytest -m training tests/training
 
 # Two at a time: each waits a good part of its time for what it starts.
-PARTS ?= cluster chaos apart quality clients page monitoring training tools
+PARTS ?= quality clients page monitoring training tools
 BESIDE = $(if $(filter quality,$(PARTS)),$(LISTENER) flite espeak-ng) $(if $(filter page,$(PARTS)),chromium) \
-	$(if $(filter monitoring,$(PARTS)),prometheus kustomize) $(if $(filter tools,$(PARTS)),zsh fish kustomize) \
-	$(if $(filter clients,$(PARTS)),clients) $(if $(filter cluster,$(PARTS)),$(RAY)) $(if $(filter apart,$(PARTS)),ip iptables)
+	$(if $(filter monitoring,$(PARTS)),prometheus kustomize) $(if $(filter tools,$(PARTS)),zsh fish kustomize) $(if $(filter clients,$(PARTS)),clients)
 test-beside: env $(BESIDE) ## PARTS="page quality": these parts, two tests at a time
 	@$(BIN)/python -m pytest --numprocesses=2 --max-worker-restart=0 -m "$$(echo $(PARTS) | sed 's/ / or /g')" \
 		$(addprefix tests/,$(PARTS))

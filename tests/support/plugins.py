@@ -55,9 +55,6 @@ def _limit(config: pytest.Config, seconds: float) -> None:
 
 TOGETHER: Final = {
     "stack": "tests/stack/",
-    "cluster": "tests/cluster/",
-    "chaos": "tests/chaos/",
-    "apart": "tests/apart/",
     "speaking": "tests/quality/test_speaking.py",
     "quality": "tests/quality/",
     "clients": "tests/clients/",
