@@ -118,7 +118,9 @@ class RequestRecord:
     def needs(self, stage: StageName) -> bool:
         """The stage, or the next one, may still lack something from it."""
         if stage == "thinker":
-            return not self.text.ended or (self.speaks and not (self.codec.ended or self._conditioned))
+            # It passes on codes that are whole: nothing else would say that it was lost before.
+            passed = self._conditioned or (self.codec.ended and self.text.next_seq + self.audio.next_seq > 0)
+            return not self.text.ended or (self.speaks and not passed)
         if stage == "talker":
             return self.speaks
         return self.think.speech is not None and not self.audio.ended

@@ -132,6 +132,20 @@ async def test_an_answer_goes_on(configure: Configure, loss: str, stage: StageNa
         assert count == b.process.status().resumes == 1
 
 
+async def test_a_thinker_is_needed_until_something_comes_of_whole_codes(configure: Configure) -> None:
+    """It passes them on; nothing else would say that it was lost before."""
+    async with bench(recovering(configure)) as b, b.client() as client:
+        script = Script(b)
+        answer = client.chat("Hi", seed=3)
+        first = await b.stages.request(0)
+        await script.play(first, *POINTS["codes"])
+        await seen(b, script, first, POINTS["codes"])
+        await restarts(b, "token2wav", first)
+        await restarts(b, "thinker", await b.stages.request(1))
+        await script.play(await b.stages.request(2))
+        await whole(answer, script)
+
+
 @pytest.mark.parametrize("share", [0.0, 0.5])
 async def test_an_answer_in_text_only_needs_the_thinker_alone(configure: Configure, share: float) -> None:
     async with bench(recovering(configure, heartbeat_timeout_s=SOON_S)) as b, b.client() as client:

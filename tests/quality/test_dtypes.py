@@ -11,7 +11,7 @@ from benchmarks.adapters.omnirelay import OmniRelay
 from benchmarks.gpu.bare import synthesize, synthesizer_of
 from benchmarks.gpu.reference import load_token2wav
 from benchmarks.quality.__main__ import Listening
-from benchmarks.quality.answers import Asked, SpokenReply, ask_all, held_out_requests
+from benchmarks.quality.answers import SpokenReply, ask_all, held_out_requests
 from labs.training.measure.recognizer import word_errors
 from services.families.qwen2_5_omni.token2wav.dit import HalfLinear
 from services.token2wav.chunks import SynthesisChunk
@@ -29,40 +29,30 @@ MOST_WORD_ERROR = 0.12
 
 
 @pytest.fixture(scope="module")
-def asked() -> list[Asked]:
-    """What the checkpoint is good at."""
-    return [each for each in held_out_requests(2) if each.kind.startswith(KINDS)]
-
-
-@pytest.fixture(scope="module")
-def plain(stack: RestartingStack, asked: list[Asked]) -> list[SpokenReply]:
-    """What the stack answers in float32."""
+def plain(stack: RestartingStack) -> list[SpokenReply]:
+    """What the stack answers in float32 to what the checkpoint is good at."""
+    asked = [each for each in held_out_requests(2) if each.kind.startswith(KINDS)]
     return asyncio.run(ask_all(stack.address, asked, clients=4))
 
 
 async def test_half_precision_speaks_as_float32_does(
-    speaking_checkpoint: Path, plain: list[SpokenReply], asked: list[Asked]
+    speaking_checkpoint: Path, plain: list[SpokenReply]
 ) -> None:
     """In float16, too: the stack of a quantised thinker below."""
     engine = {"engine": {"dtype": "bfloat16"}}
     async with OmniRelay(speaking_checkpoint, {"stages": {"thinker": engine, "talker": engine}}) as server:
-        check(await ask_all(server.address, asked, clients=4), plain)
+        check(await ask_all(server.address, [each.asked for each in plain], clients=4), plain)
 
 
 @needs_four_bits
 @pytest.mark.parametrize(("kind", "dtype"), [("awq", "float16"), ("gptq", "bfloat16")])
 async def test_a_thinker_of_four_bits_speaks_as_a_plain_one_does(
-    speaking_checkpoint: Path,
-    plain: list[SpokenReply],
-    asked: list[Asked],
-    tmp_path: Path,
-    kind: str,
-    dtype: str,
+    speaking_checkpoint: Path, plain: list[SpokenReply], tmp_path: Path, kind: str, dtype: str
 ) -> None:
     """As released: ``config.json`` says of the whole how the thinker is quantised and what to compute in."""
     quantise(speaking_checkpoint, kind, tmp_path / kind, dtype=dtype)
     async with OmniRelay(tmp_path / kind) as server:
-        check(await ask_all(server.address, asked, clients=4), plain)
+        check(await ask_all(server.address, [each.asked for each in plain], clients=4), plain)
 
 
 @torch.inference_mode()
@@ -78,7 +68,6 @@ def test_products_in_bfloat16_say_the_same_words(speaking_checkpoint: Path) -> N
             codes=tuple(CODES), start=0, target_end=frames, seed=1, speaker="Ethan", is_last=True
         )
         heard.append(hear(synthesize(made, chunk).numpy()))
-    print(heard)
     assert all(word_errors("eighteen minus four is fourteen", each) <= 1 for each in heard)
 
 
@@ -88,7 +77,6 @@ def check(replies: list[SpokenReply], plain: list[SpokenReply]) -> None:
     hear = Listening().hear
     errors = sum(word_errors(each.text, hear(each.samples)) for each in replies)
     words = sum(len(each.text.split()) for each in replies)
-    print(f"{same} of {len(replies)} the same, {errors} of {words} words wrong")
     assert same >= LEAST_SAME * len(replies)
     assert errors <= MOST_WORD_ERROR * words
     assert sum(each.ended for each in replies) >= len(replies) - 1
